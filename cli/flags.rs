@@ -305,13 +305,13 @@ impl RoomFlags {
     /// The model of a directory, with its adapter and its storage.
     pub fn published(&self, folder: &Path) -> Result<Published, Failure> {
         let published = Published::read_adapted(folder, self.merged()?, &mut tell())?;
-        self.stored(published, self.merged()?)
+        Ok(self.stored(published))
     }
 
-    /// The model, into which this adapter is merged, with its storage.
-    pub fn stored(&self, published: Published, adapter: Option<&Path>) -> Result<Published, Failure> {
+    /// The model with its storage.
+    pub fn stored(&self, published: Published) -> Published {
         let published = published.quantised(self.quantize.quantize).with_pages(self.pages.code());
-        Ok(published.kept(adapter, self.keep_weights)?)
+        published.kept(self.keep_weights)
     }
 
     /// The adapter that is merged.

@@ -190,7 +190,7 @@ impl Serve {
         let slots = self.slots(&named)?;
         let merged = if named.is_empty() { self.room.merged()? } else { None };
         let published = Published::read_any(&self.model, merged, &mut tell())?;
-        let published = self.room.stored(published, merged)?;
+        let published = self.room.stored(published);
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),

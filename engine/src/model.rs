@@ -7,7 +7,9 @@ use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
 use astrai_ir::{Backend, Code, DType, Graph, Narrow, Storage};
 use astrai_passes::{Fidelity, Saturate, Stack};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
-use astrai_runtime::{Buffers, Compiled, Error, OfFiles, Options, Random, Session, WeightSource, compile};
+use astrai_runtime::{
+    Buffers, Compiled, Error, OfFiles, Options, Origin, Random, Session, WeightSource, compile,
+};
 use astrai_train::lora;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,8 @@ pub struct Model {
     /// Where its weights are; `None` for fresh ones.
     pub folder: Option<PathBuf>,
     weights: Box<dyn WeightSource>,
+    /// What they are made of, as it was before it was opened.
+    origin: Origin,
 }
 
 impl Model {
@@ -31,9 +35,10 @@ impl Model {
         match lora::is_adapter(folder) {
             true => Model::open(&lora::Folder::base(folder)?, strict)?.merged(folder),
             false if is_gguf(folder) => {
+                let origin = Origin::default().and(folder);
                 let (reading, weights) = gguf::open(folder)?;
                 let (config, warnings) = (reading.config, reading.warnings);
-                Ok(Model { config, warnings, folder: None, weights: Box::new(weights) })
+                Ok(Model { config, warnings, folder: None, weights: Box::new(weights), origin })
             }
             false => Model::open_with(folder, folder, strict),
         }
@@ -50,10 +55,11 @@ impl Model {
 
     /// The same with the adapter of a folder merged into its weights.
     pub fn merged(self, adapter: &Path) -> Result<Model, String> {
+        let origin = self.origin.and(adapter);
         let adapter = lora::Folder::open(adapter, &self.config)?;
         // What is merged are numbers, not codes.
         let config = ModelConfig { packed: None, ..self.config };
-        Ok(Model { config, weights: Box::new(lora::Merged::new(self.weights, adapter)), ..self })
+        Ok(Model { config, weights: Box::new(lora::Merged::new(self.weights, adapter)), origin, ..self })
     }
 
     /// The model with the weights of its linear layers rounded to nearest when they are loaded, where that is asked for.
@@ -73,19 +79,17 @@ impl Model {
         self
     }
 
-    /// The model whose weights, which are of these files and folders, are looked for where devices keep weights as their kernels read
-    /// them, and kept there if that is asked for.
-    ///
-    /// # Errors
-    /// A file's state cannot be read.
-    pub fn kept(self, paths: &[PathBuf], keep: bool) -> Result<Model, String> {
-        let way = format!("{:?}", self.config.narrow);
-        let weights = OfFiles::new(self.weights, paths, &way, keep).map_err(|e| format!("weights: {e}"))?;
-        Ok(Model { weights: Box::new(weights), ..self })
+    /// The model whose weights are looked for where devices keep weights as their kernels read them, and kept there if that is asked
+    /// for.
+    pub fn kept(self, keep: bool) -> Model {
+        let name = format!("{}{:?}", self.origin.name, self.config.narrow);
+        let origin = Origin { name, keep, ..self.origin.clone() };
+        Model { weights: Box::new(OfFiles { inner: self.weights, origin }), ..self }
     }
 
     /// The model that a directory configures, with the weights of another directory or file.
     pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
+        let origin = Origin::default().and(folder).and(weights);
         let Reading { mut config, packing, warnings, .. } = reading(folder, strict)?;
         let file = Checkpoint::open(weights).map_err(|e| e.to_string())?;
         let (names, layers) = (config.names, config.num_layers);
@@ -124,7 +128,7 @@ impl Model {
                 Box::new(weights)
             }
         };
-        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights })
+        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights, origin })
     }
 
     /// A model with fresh random weights.
@@ -141,7 +145,7 @@ impl Model {
         });
         let weights = Box::new(Random { tensors: tensors.collect(), seed });
         let narrow = config.narrow;
-        Model { config, warnings, folder: None, weights }.quantised(narrow)
+        Model { config, warnings, folder: None, weights, origin: Origin::default() }.quantised(narrow)
     }
 
     /// A session of one of the model's programs.

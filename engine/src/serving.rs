@@ -236,17 +236,9 @@ impl Published {
         Published { model: self.model.with_pages(code), ..self }
     }
 
-    /// The same with weights that are looked for as kernels read them, and kept so if that is asked for; the adapter of this folder is
-    /// merged into them, where one is.
-    ///
-    /// # Errors
-    /// A file's state cannot be read.
-    pub fn kept(self, adapter: Option<&Path>, keep: bool) -> Result<Published, Error> {
-        // The folder of an adapter is a model's as well: its base with the adapter.
-        let paths = [Some(&*self.folder), self.model.folder.as_deref(), adapter];
-        let mut paths: Vec<_> = paths.into_iter().flatten().map(Path::to_path_buf).collect();
-        paths.dedup();
-        Ok(Published { model: self.model.kept(&paths, keep)?, ..self })
+    /// The same with weights that are looked for as kernels read them, and kept so if that is asked for.
+    pub fn kept(self, keep: bool) -> Published {
+        Published { model: self.model.kept(keep), ..self }
     }
 
     /// Loads the weights and starts an engine.

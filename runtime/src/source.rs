@@ -5,8 +5,7 @@ use crate::weights::Checkpoint;
 use astrai_ir::DType;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs;
-use std::io;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +37,7 @@ pub trait WeightSource {
 }
 
 /// What the bytes of a source are made of: by this, weights that were kept as kernels read them are found again.
+#[derive(Clone, Default)]
 pub struct Origin {
     /// Its name, and how its numbers are rounded.
     pub name: String,
@@ -47,47 +47,39 @@ pub struct Origin {
     pub keep: bool,
 }
 
-/// A source whose bytes come from files.
-pub struct OfFiles {
-    inner: Box<dyn WeightSource>,
-    origin: Origin,
+impl Origin {
+    /// The same and this file, or those of this folder that hold weights and say what they are, as they are now: ask before they are
+    /// opened. A file that is written or exchanged is another state.
+    pub fn and(mut self, path: &Path) -> Origin {
+        self.name += &format!("{}\n", path.canonicalize().as_deref().unwrap_or(path).display());
+        for file in files(path) {
+            let of = |m: Metadata| {
+                let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
+                format!("{} {} {} {times:?}", m.dev(), m.ino(), m.len())
+            };
+            let now = fs::metadata(&file).map_or_else(|e| e.to_string(), of);
+            self.state += &format!("{:?}: {now}\n", file.file_name());
+        }
+        self
+    }
 }
 
-impl OfFiles {
-    /// Over a source that reads these files, or those of these folders that hold weights and say what they are, in a certain way. A
-    /// file that was written or exchanged since is another state.
-    ///
-    /// # Errors
-    /// The system refuses to tell.
-    pub fn new(
-        inner: Box<dyn WeightSource>,
-        paths: &[PathBuf],
-        way: &str,
-        keep: bool,
-    ) -> io::Result<OfFiles> {
-        let [mut name, mut state] = [way.to_string(), String::new()];
-        for path in paths {
-            name += &format!("\n{}", path.canonicalize()?.display());
-            for file in files(path)? {
-                let m = fs::metadata(&file)?;
-                let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
-                state += &format!("{} {} {} {} {times:?}\n", file.display(), m.dev(), m.ino(), m.len());
-            }
-        }
-        Ok(OfFiles { inner, origin: Origin { name, state, keep } })
-    }
+/// A source whose bytes come from files.
+pub struct OfFiles {
+    /// Gives them.
+    pub inner: Box<dyn WeightSource>,
+    /// Its files.
+    pub origin: Origin,
 }
 
 /// A file itself; of a folder, in order, those whose names end as weights' or configurations' do.
-fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let all = fs::read_dir(path)?.map(|entry| entry.map(|e| e.path()));
-    let mut all: Vec<_> = all.collect::<io::Result<_>>()?;
-    all.retain(|p| p.extension().is_some_and(|end| end == "safetensors" || end == "json"));
+fn files(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else { return vec![path.to_path_buf()] };
+    let all = entries.flatten().map(|entry| entry.path());
+    let named = |p: &PathBuf| p.extension().is_some_and(|end| end == "safetensors" || end == "json");
+    let mut all: Vec<_> = all.filter(named).collect();
     all.sort();
-    Ok(all)
+    all
 }
 
 impl WeightSource for OfFiles {
