@@ -52,13 +52,13 @@ impl Origin {
     /// opened. A file that is written or exchanged is another state.
     pub fn and(mut self, path: &Path) -> Origin {
         self.name += &format!("{}\n", path.canonicalize().as_deref().unwrap_or(path).display());
-        for file in files(path) {
+        for file in files(path, DEPTH) {
             let of = |m: Metadata| {
                 let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
                 format!("{} {} {} {times:?}", m.dev(), m.ino(), m.len())
             };
             let now = fs::metadata(&file).map_or_else(|e| e.to_string(), of);
-            self.state += &format!("{:?}: {now}\n", file.file_name());
+            self.state += &format!("{:?}: {now}\n", file.strip_prefix(path));
         }
         self
     }
@@ -72,14 +72,20 @@ pub struct OfFiles {
     pub origin: Origin,
 }
 
+/// Folders within folders that are looked into for what an index of shards may name.
+const DEPTH: usize = 3;
+
 /// A file itself; of a folder, in order, those whose names end as weights' or configurations' do.
-fn files(path: &Path) -> Vec<PathBuf> {
+fn files(path: &Path, depth: usize) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else { return vec![path.to_path_buf()] };
-    let all = entries.flatten().map(|entry| entry.path());
-    let named = |p: &PathBuf| p.extension().is_some_and(|end| end == "safetensors" || end == "json");
-    let mut all: Vec<_> = all.filter(named).collect();
+    let mut all: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     all.sort();
-    all
+    let of = |path: PathBuf| match path.extension() {
+        Some(end) if end == "safetensors" || end == "json" => vec![path],
+        _ if depth > 0 && path.is_dir() => files(&path, depth - 1),
+        _ => vec![],
+    };
+    all.into_iter().flat_map(of).collect()
 }
 
 impl WeightSource for OfFiles {

@@ -198,6 +198,11 @@ fn weights_are_kept_until_their_files_change() {
     assert_ne!(text(&["--threads", "1", "--max-model-len", "64"]), plain);
     // The checkpoint is another: what was kept of it is not read, and goes with the next that is kept.
     let weights = model.join("model.safetensors");
+    std::fs::create_dir(model.join("beside")).unwrap();
+    std::fs::write(model.join("beside/shard.safetensors"), "").unwrap();
+    assert_eq!(text(&[]), plain);
+    std::fs::remove_dir_all(model.join("beside")).unwrap();
+    assert_ne!(text(&[]), plain);
     std::fs::copy(&weights, scratch.path().join("again")).unwrap();
     std::fs::rename(scratch.path().join("again"), &weights).unwrap();
     assert_eq!((text(&[]), text(&["--quantize", "int8"])), (plain.clone(), narrow));

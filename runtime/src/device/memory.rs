@@ -78,7 +78,7 @@ impl Mapping {
     }
 
     /// The first `len` bytes of a file, which nobody can write there; `None` where the system has most of them in small pages, or
-    /// cannot read them.
+    /// cannot read them. Whoever shortens the file in place makes reading its lost pages a fault (SIGBUS), as with a checkpoint's.
     fn of(file: &File, len: usize) -> Option<(Arc<Mapping>, NonNull<u8>)> {
         /// Of Linux from 5.14 on; others refuse it.
         const POPULATE_READ: libc::c_int = 22;
