@@ -89,7 +89,8 @@ impl Model {
 
     /// The model that a directory configures, with the weights of another directory or file.
     pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
-        let origin = Origin::default().and(folder).and(weights);
+        let origin = Origin::default().and(folder);
+        let origin = if weights == folder { origin } else { origin.and(weights) };
         let Reading { mut config, packing, warnings, .. } = reading(folder, strict)?;
         let file = Checkpoint::open(weights).map_err(|e| e.to_string())?;
         let (names, layers) = (config.names, config.num_layers);

@@ -5,7 +5,7 @@ use crate::weights::Checkpoint;
 use astrai_ir::DType;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::{self, Metadata};
+use std::fs::{self, DirEntry, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -48,8 +48,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The same and this file, or those of this folder that hold weights and say what they are, as they are now: ask before they are
-    /// opened. A file that is written or exchanged is another state.
+    /// The same and this file, or all of this folder, as they are now: ask before they are opened. A file that is written or exchanged
+    /// is another state.
     pub fn and(mut self, path: &Path) -> Origin {
         self.name += &format!("{}\n", path.canonicalize().as_deref().unwrap_or(path).display());
         for file in files(path, DEPTH) {
@@ -75,15 +75,15 @@ pub struct OfFiles {
 /// Folders within folders that are looked into for what an index of shards may name.
 const DEPTH: usize = 3;
 
-/// A file itself; of a folder, in order, those whose names end as weights' or configurations' do.
+/// A file itself; of a folder all files in order, those in its own folders among them: shards may have any name.
 fn files(path: &Path, depth: usize) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else { return vec![path.to_path_buf()] };
-    let mut all: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    all.sort();
-    let of = |path: PathBuf| match path.extension() {
-        Some(end) if end == "safetensors" || end == "json" => vec![path],
-        _ if depth > 0 && path.is_dir() => files(&path, depth - 1),
-        _ => vec![],
+    let mut all: Vec<_> = entries.flatten().collect();
+    all.sort_by_key(DirEntry::file_name);
+    let of = |entry: DirEntry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() && depth == 0 => vec![],
+        Ok(kind) if kind.is_dir() => files(&entry.path(), depth - 1),
+        _ => vec![entry.path()],
     };
     all.into_iter().flat_map(of).collect()
 }

@@ -38,7 +38,7 @@ struct Folder {
     through: PathBuf,
     _directory: File,
     /// Goes with the cache, where it is for this process alone.
-    _temporary: Option<TempDir>,
+    temporary: Option<TempDir>,
 }
 
 impl KernelCache {
@@ -64,10 +64,15 @@ impl KernelCache {
         let path = resolved(path)?;
         let directory = open_private(&path)?;
         let through = through(&directory, &path);
-        let folder = Folder { path, through, _directory: directory, _temporary: temporary };
+        let folder = Folder { path, through, _directory: directory, temporary };
         let cache = KernelCache { folder: Arc::new(folder) };
         cache.remove_abandoned();
         Ok(cache)
+    }
+
+    /// Whether it goes with this process.
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.folder.temporary.is_some()
     }
 
     /// The folder as it was found, for messages.

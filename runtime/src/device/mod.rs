@@ -133,7 +133,7 @@ pub trait Space: Send + Sync {
     /// [`Error::Memory`].
     fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error>;
 
-    /// Such blocks over the first bytes of a file, in which they lie as [`side_by_side`] says, and which nobody may write; `None` where
+    /// Such blocks over the first bytes of a file, in which they lie one behind the other at multiples of the alignment, and which nobody may write; `None` where
     /// kernels cannot read a file in place, or would do so slower than other memory.
     fn map(&self, _file: &File, _lens: &[usize]) -> Option<Vec<Block>> {
         None

@@ -54,7 +54,8 @@ impl<'a> Kept<'a> {
             Sha256::new().chain_update(&origin.state).chain_update([0]).chain_update(env!("ASTRAI_SOURCES"));
         let end = [&MARK[..], &sum.finalize()].concat();
         let lens = weights.iter().map(|w| weight_bytes(w) as usize).collect();
-        Some(Kept { cache: device.cache()?, device, names: [source, name], end, lens })
+        let cache = device.cache().filter(|cache| !cache.is_temporary())?;
+        Some(Kept { cache, device, names: [source, name], end, lens })
     }
 
     /// The blocks, if the file is there and of this state.

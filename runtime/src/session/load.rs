@@ -72,8 +72,7 @@ impl Session {
                 match (origin.is_some_and(|origin| origin.keep), &kept) {
                     (true, Some(kept)) => kept.write(&blocks)?,
                     (true, None) => {
-                        let line =
-                            "weights can be kept where kernels run on a processor; leave --keep-weights out";
+                        let line = "weights are kept where kernels run on a processor and have a folder of their own (ASTRAI_CACHE); leave --keep-weights out";
                         return Err(Error::Input(line.into()));
                     }
                     (false, _) => {}
