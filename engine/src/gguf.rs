@@ -55,12 +55,13 @@ pub fn texts(path: &Path) -> Result<TempDir, String> {
 /// One line.
 fn write_texts(file: &Gguf, folder: &Path) -> Result<(), String> {
     let named = |line: String| format!("{}: {line}", file.path().display());
-    let [tokenizer, beside] = tokenizer(file).map_err(named)?;
+    let (tokenizer, beside) = tokenizer(file).map_err(named)?;
     let config = Keys::of(file).and_then(|keys| keys.config(file)).map_err(named)?;
+    let (config, beside) = (config.to_string(), beside.to_string());
     let texts = [("config.json", config), ("tokenizer.json", tokenizer), ("tokenizer_config.json", beside)];
-    for (name, value) in texts {
+    for (name, text) in texts {
         let path = folder.join(name);
-        std::fs::write(&path, value.to_string()).map_err(|e| format!("{}: {e}", path.display()))?;
+        std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use astrai_runtime::weights::{Gguf, Layers, NORMS_BEHIND, OF_GPT_OSS};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
 /// An architecture that is read.
 struct Architecture {
@@ -297,7 +298,7 @@ impl<'a> Keys<'a> {
             }
         }
         let mut ends: Vec<Value> = ["eos", "eot", "eom"].into_iter().filter_map(token).cloned().collect();
-        ends.extend(self.ends());
+        ends.extend(self.ends(file));
         let mut seen = Vec::new();
         ends.retain(|id| {
             !seen.contains(id) && {
@@ -312,14 +313,14 @@ impl<'a> Keys<'a> {
     }
 
     /// Control tokens whose texts say that they end a turn.
-    fn ends(&self) -> Vec<Value> {
-        let list = |key: &str| self.all.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_array);
-        let (tokens, kinds) = (list("tokens"), list("token_type"));
-        let ends = |(i, t): &(usize, &Value)| {
+    fn ends(&self, file: &Gguf) -> Vec<Value> {
+        let kinds = self.all.get("tokenizer.ggml.token_type").and_then(Value::as_array);
+        let ends = |(i, t): &(usize, Cow<str>)| {
             let kind = kinds.and_then(|k| k.get(*i)?.as_u64());
-            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| self.architecture.ends.contains(&t))
+            matches!(kind, Some(3 | 4)) && self.architecture.ends.contains(&&**t)
         };
-        tokens.into_iter().flatten().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
+        let tokens = file.texts("tokenizer.ggml.tokens").unwrap_or_default();
+        tokens.into_iter().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
     }
 
     fn mixtral(&self, config: &mut Value) {

@@ -1,8 +1,10 @@
 //! The tokenizer of a GGUF file. In: its metadata. Out: `tokenizer.json` and `tokenizer_config.json` as transformers lays them out.
 
 use astrai_runtime::weights::Gguf;
-use serde_json::{Map, Value, json};
-use std::collections::HashMap;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 
 /// A way to split texts.
 struct Splits {
@@ -107,19 +109,48 @@ const CASED: &str = "\\s?[\
 /// Bytes of the longest token of SentencePiece's that is made of two others.
 const LONGEST: usize = 512;
 
+/// `tokenizer.json`. Its long lists are written from where the file has them: with 150,000 tokens a tree of JSON takes longer than a small model's
+/// weights.
+#[derive(Serialize)]
+struct Made<'a> {
+    #[serde(flatten)]
+    rest: Value,
+    model: Bpe<'a>,
+}
+
+/// Its model.
+#[derive(Serialize)]
+struct Bpe<'a> {
+    #[serde(flatten)]
+    rest: Value,
+    #[serde(serialize_with = "ids")]
+    vocab: &'a [Cow<'a, str>],
+    merges: Merges<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Merges<'a> {
+    Lines(Vec<Cow<'a, str>>),
+    Pairs(Vec<[&'a str; 2]>),
+}
+
+/// Each token with its place, the first one where it is there twice.
+fn ids<S: Serializer>(tokens: &&[Cow<str>], to: S) -> Result<S::Ok, S::Error> {
+    let mut seen = HashSet::with_capacity(tokens.len());
+    to.collect_map(tokens.iter().enumerate().filter(|(_, token)| seen.insert(&***token)).map(|(i, t)| (t, i)))
+}
+
 /// `tokenizer.json` and `tokenizer_config.json`.
-pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
+pub(super) fn tokenizer(file: &Gguf) -> Result<(String, Value), String> {
     let all = file.metadata();
     let get = |key: &str| all.get(&format!("tokenizer.ggml.{key}"));
     let list = |key: &str| get(key).and_then(Value::as_array);
+    let texts = |key: &str| file.texts(&format!("tokenizer.ggml.{key}"));
     let tokens =
-        list("tokens").ok_or("has no `tokenizer.ggml.tokens`; convert the model with its tokenizer")?;
-    let tokens: Vec<&str> = tokens.iter().map(|t| t.as_str().unwrap_or_default()).collect();
-    let kind = |i: usize| list("token_type").and_then(|l| l.get(i)?.as_u64()).unwrap_or(1);
-    let mut vocabulary = Map::new();
-    for (i, token) in tokens.iter().enumerate() {
-        vocabulary.entry(token.to_string()).or_insert(i.into());
-    }
+        texts("tokens").ok_or("has no `tokenizer.ggml.tokens`; convert the model with its tokenizer")?;
+    let kinds = list("token_type");
+    let kind = |i: usize| kinds.and_then(|l| l.get(i)?.as_u64()).unwrap_or(1);
     // Phi-3's own tokenizer takes the space behind its tokens for their part; files do not say so.
     let phi3 =
         all.get("general.architecture") == Some(&json!("phi3")) && get("model") == Some(&json!("llama"));
@@ -127,7 +158,7 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
     // 3 is a control token, 4 one that users defined: neither is split.
     let added = (0..tokens.len()).filter(|i| matches!(kind(*i), 3 | 4)).map(|i| {
         json!({
-            "id": i, "content": tokens[i], "single_word": false, "lstrip": false, "rstrip": strips(tokens[i]),
+            "id": i, "content": tokens[i], "single_word": false, "lstrip": false, "rstrip": strips(&tokens[i]),
             "normalized": false, "special": kind(i) == 3,
         })
     });
@@ -137,21 +168,20 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
     });
     let named = |key: &str| {
         let id = get(&format!("{key}_token_id")).and_then(Value::as_u64)?;
-        tokens.get(usize::try_from(id).ok()?).map(|t| (*t, id))
+        tokens.get(usize::try_from(id).ok()?).map(|t| (&**t, id))
     };
     let (model, pre) = (get("model").and_then(Value::as_str), get("pre").and_then(Value::as_str));
     let mut usual = model == Some("llama");
-    match model {
+    let model = match model {
         Some("gpt2") => {
             let splits = splits(pre.unwrap_or("default"))?;
             usual = splits.begins;
-            byte_level(&mut made, splits, list("merges"), vocabulary)?;
+            let merges = texts("merges").ok_or("has no `tokenizer.ggml.merges`")?;
+            byte_level(&mut made, splits, &tokens, merges)
         }
-        Some("llama") => {
-            sentence_pieces(&mut made, &tokens, list("scores"), get("add_space_prefix"), vocabulary)
-        }
+        Some("llama") => sentence_pieces(&mut made, &tokens, list("scores"), get("add_space_prefix")),
         other => return Err(format!("its tokenizer is of the kind {other:?}; gpt2 and llama are read")),
-    }
+    };
     // SentencePiece's and some others begin every text with their token unless the file says otherwise.
     let begins = get("add_bos_token").and_then(Value::as_bool).unwrap_or(usual);
     if let Some((bos, id)) = named("bos").filter(|_| begins) {
@@ -173,7 +203,8 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
     if let Some(template) = all.get("tokenizer.chat_template") {
         config["chat_template"] = template.clone();
     }
-    Ok([made, config])
+    let made = serde_json::to_string(&Made { rest: made, model }).map_err(|e| e.to_string())?;
+    Ok((made, config))
 }
 
 /// How texts are split that files call `pre`.
@@ -185,12 +216,12 @@ fn splits(pre: &str) -> Result<&'static Splits, String> {
 }
 
 /// Byte-level BPE.
-fn byte_level(
+fn byte_level<'a>(
     made: &mut Value,
     splits: &Splits,
-    merges: Option<&Vec<Value>>,
-    vocabulary: Map<String, Value>,
-) -> Result<(), String> {
+    vocab: &'a [Cow<'a, str>],
+    merges: Vec<Cow<'a, str>>,
+) -> Bpe<'a> {
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits.gpt2 });
     made["decoder"] = bytes.clone();
     let split = |regex: &&str| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
@@ -201,24 +232,21 @@ fn byte_level(
             json!({ "type": "Sequence", "pretokenizers": all })
         }
     };
-    let merges = merges.ok_or("has no `tokenizer.ggml.merges`")?;
-    made["model"] = json!({
+    let rest = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-        "fuse_unk": false, "byte_fallback": false, "ignore_merges": splits.whole, "vocab": vocabulary,
-        "merges": merges,
+        "fuse_unk": false, "byte_fallback": false, "ignore_merges": splits.whole,
     });
-    Ok(())
+    Bpe { rest, vocab, merges: Merges::Lines(merges) }
 }
 
 /// SentencePiece's BPE: merges are all ways to make a token of two, the likeliest first; bytes stand for characters that no token has.
-fn sentence_pieces(
+fn sentence_pieces<'a>(
     made: &mut Value,
-    tokens: &[&str],
+    tokens: &'a [Cow<'a, str>],
     scores: Option<&Vec<Value>>,
     prefix: Option<&Value>,
-    vocabulary: Map<String, Value>,
-) {
-    let ids: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(i, t)| (*t, i)).collect();
+) -> Bpe<'a> {
+    let ids: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(i, t)| (&**t, i)).collect();
     let score = |i: usize| scores.and_then(|s| s.get(i)?.as_f64()).unwrap_or(0.0);
     let mut merges = Vec::new();
     // Longer ones are no words: each of their cuts would be looked up whole.
@@ -226,10 +254,10 @@ fn sentence_pieces(
         let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         let mut ways: Vec<_> = cuts.filter_map(|(a, b)| Some((*ids.get(a)?, *ids.get(b)?))).collect();
         ways.sort_unstable();
-        merges.extend(ways.into_iter().map(|(a, b)| (score(i), tokens[a], tokens[b])));
+        merges.extend(ways.into_iter().map(|(a, b)| (score(i), [&*tokens[a], &*tokens[b]])));
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let merges: Vec<Value> = merges.into_iter().map(|(_, a, b)| json!([a, b])).collect();
+    let merges = Merges::Pairs(merges.into_iter().map(|(_, pair)| pair).collect());
     let space = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let prefixed = prefix.and_then(Value::as_bool).unwrap_or(true);
     made["normalizer"] = match prefixed {
@@ -245,10 +273,11 @@ fn sentence_pieces(
         decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     }
     made["decoder"] = json!({ "type": "Sequence", "decoders": decoders });
-    made["model"] = json!({
+    let rest = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-        "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary, "merges": merges,
+        "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
     });
+    Bpe { rest, vocab: tokens, merges }
 }
 
 #[cfg(test)]
@@ -290,26 +319,26 @@ mod tests {
         ] {
             let pieces: Vec<&str> = pieces.split('|').collect();
             assert_eq!(pieces.concat(), TEXT);
-            let mut vocabulary: Map<String, Value> =
-                (0..=255).map(|b| (written(b).to_string(), b.into())).collect();
-            let ids: Vec<u64> = pieces
+            let mut tokens: Vec<Cow<str>> = (0..=255).map(|b| written(b).to_string().into()).collect();
+            let ids: Vec<u32> = pieces
                 .iter()
                 .map(|piece| {
-                    let next = vocabulary.len();
-                    let id = vocabulary
-                        .entry(piece.bytes().map(written).collect::<String>())
-                        .or_insert(next.into());
-                    id.as_u64().unwrap()
+                    let piece: String = piece.bytes().map(written).collect();
+                    let known = tokens.iter().position(|token| *token == piece);
+                    let id = known.unwrap_or(tokens.len());
+                    tokens.extend(known.is_none().then(|| piece.into()));
+                    u32::try_from(id).unwrap()
                 })
                 .collect();
             // A piece that is a token is taken whole; no others come about, for nothing is merged.
             let splits = Splits { whole: true, ..*splits(name).unwrap() };
-            let mut made = json!({ "version": "1.0", "added_tokens": [] });
-            byte_level(&mut made, &splits, Some(&vec![]), vocabulary).unwrap();
+            let mut rest = json!({ "version": "1.0", "added_tokens": [] });
+            let model = byte_level(&mut rest, &splits, &tokens, vec![]);
+            let made = serde_json::to_string(&Made { rest, model }).unwrap();
             let folder = tempfile::tempdir().unwrap();
-            std::fs::write(folder.path().join("tokenizer.json"), made.to_string()).unwrap();
+            std::fs::write(folder.path().join("tokenizer.json"), made).unwrap();
             let got = Tokenizer::open(folder.path()).unwrap().encode(TEXT, false).unwrap();
-            assert_eq!(got.into_iter().map(u64::from).collect::<Vec<_>>(), ids, "{name}");
+            assert_eq!(got, ids, "{name}");
         }
         let refused = splits("viking").err().unwrap();
         assert!(refused.contains("`viking`") && refused.contains("gpt-4o, tekken"), "{refused}");

@@ -27,6 +27,9 @@ pub use source::OfGguf;
 const RANK: u32 = 4;
 /// Arrays within arrays, at most.
 const DEPTH: u32 = 4;
+/// Types of values: a text, and an array.
+const TEXT: u32 = 8;
+const ARRAY: u32 = 9;
 /// Where nothing else is said, tensors begin at multiples of this.
 const ALIGNMENT: u64 = 32;
 
@@ -35,7 +38,15 @@ const ALIGNMENT: u64 = 32;
 pub struct Gguf {
     path: PathBuf,
     map: Mmap,
+    head: Head,
+}
+
+/// What a file says before its tensors.
+#[derive(Debug, Default)]
+struct Head {
     metadata: Map<String, Value>,
+    /// Arrays of texts, which may be a vocabulary: where the first one begins, and how many there are.
+    texts: BTreeMap<String, (usize, u64)>,
     tensors: BTreeMap<String, Tensor>,
 }
 
@@ -74,8 +85,8 @@ impl Gguf {
         // SAFETY: the map is read-only and private; the text of `weights` names the one condition left to the user.
         let map = unsafe { MmapOptions::new().len(length).map_copy_read_only(&file) };
         let map = map.map_err(WeightsError::io(path, "map it"))?;
-        let (metadata, tensors) = head(&map).map_err(refused)?;
-        Ok(Gguf { path: path.to_path_buf(), map, metadata, tensors })
+        let head = head(&map).map_err(refused)?;
+        Ok(Gguf { path: path.to_path_buf(), map, head })
     }
 
     /// The path given to [`open`](Self::open).
@@ -83,19 +94,26 @@ impl Gguf {
         &self.path
     }
 
-    /// The file's keys and their values.
+    /// The file's keys and their values, but for arrays of texts.
     pub fn metadata(&self) -> &Map<String, Value> {
-        &self.metadata
+        &self.head.metadata
+    }
+
+    /// The array of texts under this key. Tokens of byte-level vocabularies need not be whole characters; what is none becomes U+FFFD.
+    pub fn texts(&self, key: &str) -> Option<Vec<Cow<'_, str>>> {
+        let &(at, n) = self.head.texts.get(key)?;
+        let mut r = Reader { all: &self.map, at };
+        (0..n).map(|_| r.text().ok()).collect()
     }
 
     /// Shape, outermost first, of the tensor that the file has under this name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|t| t.shape.as_slice())
+        self.head.tensors.get(name).map(|t| t.shape.as_slice())
     }
 
     /// Numbers of the tensor that the file has under this name, as they are stored.
     pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
-        let t = self.tensors.get(name)?;
+        let t = self.head.tensors.get(name)?;
         Some(t.blocks.floats(&self.map[t.begin..t.end]))
     }
 
@@ -121,7 +139,7 @@ impl Gguf {
 
     /// A tensor, or the part of it that is one expert's.
     fn piece(&self, at: &InFile) -> Option<Piece<'_>> {
-        let t = self.tensors.get(&at.name)?;
+        let t = self.head.tensors.get(&at.name)?;
         let (blocks, shape, bytes) = (t.blocks, &t.shape[..], &self.map[t.begin..t.end]);
         let Order::Expert(e) = at.order else { return Some(Piece { blocks, shape, bytes }) };
         let (count, shape) = shape.split_first().filter(|(count, _)| e < **count)?;
@@ -203,7 +221,7 @@ impl Gguf {
             read.extend(at.second());
             read.insert(at.name);
         }
-        let mut unread: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        let mut unread: Vec<&str> = self.head.tensors.keys().map(String::as_str).collect();
         unread.retain(|n| !read.contains(*n) && !ROPE_FACTORS.contains(n));
         wrong.extend(unread.iter().map(|n| format!("{} has no place in the model", quote(n))));
         if wrong.is_empty() {
@@ -212,9 +230,6 @@ impl Gguf {
         Err(WeightsError::Mismatch { path: self.path.clone(), trouble: list(&wrong) })
     }
 }
-
-/// Metadata and tensors of a file.
-type Head = (Map<String, Value>, BTreeMap<String, Tensor>);
 
 /// What is left of the file's text.
 struct Reader<'a> {
@@ -245,11 +260,34 @@ impl<'a> Reader<'a> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    fn text(&mut self) -> Result<String, String> {
+    fn text(&mut self) -> Result<Cow<'a, str>, String> {
         let n = self.u64()?;
-        let bytes = self.take(n)?;
-        // Tokens of byte-level vocabularies need not be whole characters.
-        Ok(String::from_utf8_lossy(bytes).into_owned())
+        self.take(n).map(String::from_utf8_lossy)
+    }
+
+    /// How many elements an array has.
+    fn count(&mut self) -> Result<u64, String> {
+        let n = self.u64()?;
+        // An element has a byte at least.
+        match n > (self.all.len() - self.at) as u64 {
+            true => Err(format!("an array of {n} values does not fit; {FETCH_AGAIN}")),
+            false => Ok(n),
+        }
+    }
+
+    /// Goes over an array of texts if one follows: where the first begins, and how many there are.
+    fn texts(&mut self, kind: u32) -> Result<Option<(usize, u64)>, String> {
+        if kind != ARRAY || !self.all[self.at..].starts_with(&TEXT.to_le_bytes()) {
+            return Ok(None);
+        }
+        self.u32()?;
+        let n = self.count()?;
+        let begin = self.at;
+        for _ in 0..n {
+            let bytes = self.u64()?;
+            self.take(bytes)?;
+        }
+        Ok(Some((begin, n)))
     }
 
     /// A value of type `kind`.
@@ -264,13 +302,9 @@ impl<'a> Reader<'a> {
             5 => i32::from_le_bytes(self.bytes()?).into(),
             6 => real(f32::from_le_bytes(self.bytes()?).into()),
             7 => (self.bytes::<1>()?[0] != 0).into(),
-            8 => self.text()?.into(),
-            9 if depth < DEPTH => {
-                let (kind, n) = (self.u32()?, self.u64()?);
-                // An element has a byte at least.
-                if n > (self.all.len() - self.at) as u64 {
-                    return Err(format!("an array of {n} values does not fit; {FETCH_AGAIN}"));
-                }
+            TEXT => self.text()?.into(),
+            ARRAY if depth < DEPTH => {
+                let (kind, n) = (self.u32()?, self.count()?);
                 (0..n).map(|_| self.value(kind, depth + 1)).collect::<Result<Vec<_>, _>>()?.into()
             }
             10 => self.u64()?.into(),
@@ -281,7 +315,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The metadata and the tensors of a file.
+/// The head of a file.
 fn head(all: &[u8]) -> Result<Head, String> {
     let mut r = Reader { all, at: 0 };
     if r.take(4)? != b"GGUF" {
@@ -293,16 +327,22 @@ fn head(all: &[u8]) -> Result<Head, String> {
         return Err(format!("GGUF version {version}: {line}"));
     }
     let (tensors, keys) = (r.u64()?, r.u64()?);
-    let mut metadata = Map::new();
+    let mut head = Head::default();
     for _ in 0..keys {
-        let key = r.text()?;
-        let kind = r.u32()?;
-        let value = r.value(kind, 0).map_err(|e| format!("key {}: {e}", quote(&key)))?;
-        if metadata.insert(key.clone(), value).is_some() {
+        let key = r.text()?.into_owned();
+        let refused = |e: String| format!("key {}: {e}", quote(&key));
+        if head.metadata.contains_key(&key) || head.texts.contains_key(&key) {
             return Err(format!("key {} is there twice; {FETCH_AGAIN}", quote(&key)));
         }
+        let kind = r.u32()?;
+        if let Some(texts) = r.texts(kind).map_err(refused)? {
+            head.texts.insert(key, texts);
+        } else {
+            let value = r.value(kind, 0).map_err(refused)?;
+            head.metadata.insert(key, value);
+        }
     }
-    let alignment = metadata.get("general.alignment").map_or(Some(ALIGNMENT), Value::as_u64);
+    let alignment = head.metadata.get("general.alignment").map_or(Some(ALIGNMENT), Value::as_u64);
     let alignment = alignment.filter(|a| a.is_power_of_two() && *a <= 1 << 20);
     let alignment = alignment.ok_or("`general.alignment` is no power of two; write the file anew")?;
     let mut placed = Vec::new();
@@ -310,7 +350,6 @@ fn head(all: &[u8]) -> Result<Head, String> {
         placed.push(place(&mut r)?);
     }
     let data = (r.at as u64).next_multiple_of(alignment);
-    let mut found: BTreeMap<String, Tensor> = BTreeMap::new();
     for (name, blocks, shape, offset) in placed {
         let refused = |what: &str| format!("tensor {}: {what}; {FETCH_AGAIN}", quote(&name));
         let bytes = blocks.bytes(&shape).ok_or_else(|| {
@@ -325,16 +364,16 @@ fn head(all: &[u8]) -> Result<Head, String> {
         let end = begin.checked_add(bytes).filter(|end| *end <= all.len() as u64);
         let end = end.ok_or_else(|| refused("lies beyond the end of the file"))?;
         let tensor = Tensor { blocks, shape, begin: begin as usize, end: end as usize };
-        if found.insert(name.clone(), tensor).is_some() {
+        if head.tensors.insert(name.clone(), tensor).is_some() {
             return Err(refused("is there twice"));
         }
     }
-    Ok((metadata, found))
+    Ok(head)
 }
 
 /// Name, type, shape and offset of the next tensor.
 fn place(r: &mut Reader) -> Result<(String, &'static Blocks, Vec<usize>, u64), String> {
-    let name = r.text()?;
+    let name = r.text()?.into_owned();
     let rank = r.u32()?;
     if rank == 0 || rank > RANK {
         return Err(format!("tensor {} has {rank} dimensions; {FETCH_AGAIN}", quote(&name)));

@@ -3,7 +3,7 @@
 
 use super::blocks::{Elements, next};
 use super::names::{InFile, Order};
-use super::{Gguf, Piece};
+use super::{Gguf, Head, Piece};
 use crate::source::{Source, WeightSource};
 use astrai_ir::DType;
 use astrai_ir::narrow::Part;
@@ -26,9 +26,10 @@ pub struct OfGguf {
 }
 
 impl OfGguf {
-    /// The tensors of a file that `stored` finds; its keys, a vocabulary among them, are let go.
+    /// The tensors of a file that `stored` finds; its keys are let go.
     pub fn new(file: Gguf, stored: Places) -> OfGguf {
-        let file = Gguf { metadata: Map::new(), ..file };
+        let head = Head { metadata: Map::new(), ..file.head };
+        let file = Gguf { head, ..file };
         file.leave(0..file.map.len());
         OfGguf { file, stored, kept: Mutex::default() }
     }
@@ -173,7 +174,7 @@ impl WeightSource for OfGguf {
         };
         let Some(at) = (self.stored)(name) else { return };
         let first = self.file.piece(&at).map(|p| p.bytes);
-        let second = at.second().and_then(|s| self.file.tensors.get(&s));
+        let second = at.second().and_then(|s| self.file.head.tensors.get(&s));
         let second = second.map(|t| &self.file.map[t.begin..t.end]);
         for bytes in [first, second].into_iter().flatten() {
             let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;

@@ -6,7 +6,7 @@ use astrai_ir::Code;
 use astrai_ir::narrow::Part;
 use proptest::prelude::*;
 
-/// A file of one key and one tensor `[2, 32]` of Q8_0.
+/// A file of three keys and one tensor `[2, 32]` of Q8_0.
 fn small() -> Vec<u8> {
     let mut f = b"GGUF".to_vec();
     let text = |f: &mut Vec<u8>, s: &str| {
@@ -15,7 +15,7 @@ fn small() -> Vec<u8> {
     };
     f.extend(3u32.to_le_bytes());
     f.extend(1u64.to_le_bytes());
-    f.extend(2u64.to_le_bytes());
+    f.extend(3u64.to_le_bytes());
     text(&mut f, "general.architecture");
     f.extend(8u32.to_le_bytes());
     text(&mut f, "llama");
@@ -24,6 +24,13 @@ fn small() -> Vec<u8> {
     f.extend(4u32.to_le_bytes());
     f.extend(2u64.to_le_bytes());
     f.extend([7u32.to_le_bytes(), 8u32.to_le_bytes()].concat());
+    text(&mut f, "texts");
+    f.extend(9u32.to_le_bytes());
+    f.extend(8u32.to_le_bytes());
+    f.extend(2u64.to_le_bytes());
+    text(&mut f, "a");
+    f.extend(1u64.to_le_bytes());
+    f.push(0xff);
     text(&mut f, "blk.0.attn_q.weight");
     f.extend(2u32.to_le_bytes());
     f.extend([32u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
@@ -48,6 +55,8 @@ fn opened(bytes: &[u8]) -> Result<Gguf, String> {
 fn keys_and_numbers_are_read_and_rows_put_in_order() {
     let file = opened(&small()).unwrap();
     assert_eq!(file.metadata()["list"], serde_json::json!([7, 8]));
+    assert_eq!(file.texts("texts").unwrap(), ["a", "\u{fffd}"]);
+    assert!(file.texts("list").is_none() && !file.metadata().contains_key("texts"));
     assert_eq!(file.shape("blk.0.attn_q.weight"), Some(&[2, 32][..]));
     assert_eq!(file.floats("blk.0.attn_q.weight").unwrap()[33], 16.5);
     let source = OfGguf::new(
@@ -192,10 +201,10 @@ proptest! {
         f[at % n] = byte;
         f.truncate(n.saturating_sub(cut));
         if let Ok(file) = opened(&f) {
-            file.tensors.values().for_each(|t| {
+            file.head.tensors.values().for_each(|t| {
                 made(t.blocks, &file.map[t.begin..t.end]);
             });
-            file.tensors.keys().for_each(|name| drop(file.floats(name)));
+            file.head.tensors.keys().for_each(|name| drop(file.floats(name)));
         }
     }
 }
