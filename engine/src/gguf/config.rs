@@ -319,8 +319,8 @@ impl<'a> Keys<'a> {
             let kind = kinds.and_then(|k| k.get(*i)?.as_u64());
             matches!(kind, Some(3 | 4)) && self.architecture.ends.contains(&&**t)
         };
-        let tokens = file.texts("tokenizer.ggml.tokens").unwrap_or_default();
-        tokens.into_iter().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
+        let tokens = file.texts("tokenizer.ggml.tokens");
+        tokens.into_iter().flatten().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
     }
 
     fn mixtral(&self, config: &mut Value) {

@@ -149,6 +149,7 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<(String, Value), String> {
     let texts = |key: &str| file.texts(&format!("tokenizer.ggml.{key}"));
     let tokens =
         texts("tokens").ok_or("has no `tokenizer.ggml.tokens`; convert the model with its tokenizer")?;
+    let tokens: Vec<Cow<str>> = tokens.collect();
     let kinds = list("token_type");
     let kind = |i: usize| kinds.and_then(|l| l.get(i)?.as_u64()).unwrap_or(1);
     // Phi-3's own tokenizer takes the space behind its tokens for their part; files do not say so.
@@ -177,7 +178,7 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<(String, Value), String> {
             let splits = splits(pre.unwrap_or("default"))?;
             usual = splits.begins;
             let merges = texts("merges").ok_or("has no `tokenizer.ggml.merges`")?;
-            byte_level(&mut made, splits, &tokens, merges)
+            byte_level(&mut made, splits, &tokens, merges.collect())
         }
         Some("llama") => sentence_pieces(&mut made, &tokens, list("scores"), get("add_space_prefix")),
         other => return Err(format!("its tokenizer is of the kind {other:?}; gpt2 and llama are read")),

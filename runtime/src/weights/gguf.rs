@@ -100,10 +100,10 @@ impl Gguf {
     }
 
     /// The array of texts under this key. Tokens of byte-level vocabularies need not be whole characters; what is none becomes U+FFFD.
-    pub fn texts(&self, key: &str) -> Option<Vec<Cow<'_, str>>> {
+    pub fn texts<'a>(&'a self, key: &str) -> Option<impl Iterator<Item = Cow<'a, str>> + use<'a>> {
         let &(at, n) = self.head.texts.get(key)?;
         let mut r = Reader { all: &self.map, at };
-        (0..n).map(|_| r.text().ok()).collect()
+        Some((0..n).map_while(move |_| r.text().ok()))
     }
 
     /// Shape, outermost first, of the tensor that the file has under this name.

@@ -24,7 +24,7 @@ fn small() -> Vec<u8> {
     f.extend(4u32.to_le_bytes());
     f.extend(2u64.to_le_bytes());
     f.extend([7u32.to_le_bytes(), 8u32.to_le_bytes()].concat());
-    text(&mut f, "texts");
+    text(&mut f, "text");
     f.extend(9u32.to_le_bytes());
     f.extend(8u32.to_le_bytes());
     f.extend(2u64.to_le_bytes());
@@ -55,8 +55,8 @@ fn opened(bytes: &[u8]) -> Result<Gguf, String> {
 fn keys_and_numbers_are_read_and_rows_put_in_order() {
     let file = opened(&small()).unwrap();
     assert_eq!(file.metadata()["list"], serde_json::json!([7, 8]));
-    assert_eq!(file.texts("texts").unwrap(), ["a", "\u{fffd}"]);
-    assert!(file.texts("list").is_none() && !file.metadata().contains_key("texts"));
+    assert_eq!(file.texts("text").unwrap().collect::<Vec<_>>(), ["a", "\u{fffd}"]);
+    assert!(file.texts("list").is_none() && !file.metadata().contains_key("text"));
     assert_eq!(file.shape("blk.0.attn_q.weight"), Some(&[2, 32][..]));
     assert_eq!(file.floats("blk.0.attn_q.weight").unwrap()[33], 16.5);
     let source = OfGguf::new(
@@ -138,12 +138,18 @@ fn what_is_wrong_is_one_line() {
         f[at..at + bytes.len()].copy_from_slice(bytes);
         opened(&f).unwrap_err()
     };
-    let tensor = good.windows(19).position(|w| w == b"blk.0.attn_q.weight").unwrap() + 19;
+    let at = |what: &[u8]| good.windows(what.len()).position(|w| w == what).unwrap();
+    let (list, text) = (at(b"list"), at(b"text"));
+    let tensor = at(b"blk.0.attn_q.weight") + 19;
     for (line, says) in [
         (with(0, b"GGML"), "does not begin"),
         (with(4, &[1]), "version 1"),
         (with(8, &[9]), "0 dimensions"),
         (with(16, &[0xff; 8]), "ends too early"),
+        (with(list, b"text"), "key \"text\" is there twice"),
+        (with(text, b"list"), "key \"list\" is there twice"),
+        (with(text + 12, &[0xff; 8]), "does not fit"),
+        (with(text + 20, &[0xff; 8]), "ends too early"),
         (with(tensor, &[9]), "9 dimensions"),
         (with(tensor + 4, &[31]), "no whole blocks of Q8_0"),
         (with(tensor + 12, &[0xff; 7]), "lies beyond"),
