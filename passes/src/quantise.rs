@@ -204,10 +204,17 @@ fn fits(w: &Weight, narrow: Narrow) -> bool {
 
 /// A body whose weights of these names are codes and scales.
 fn narrowed(body: &Graph, chosen: &BTreeMap<String, Narrow>) -> Result<Graph, IrError> {
+    // How the weight of a product is stored, also behind the view of stacked experts.
+    let of = |product: NodeId| {
+        let w = body.node(product).args[1];
+        let leaf = if let Op::Reshape(_) = body.node(w).op { body.node(w).args[0] } else { w };
+        body.node(leaf).op.leaf_name().and_then(|name| chosen.get(name))
+    };
     body.rebuild(|out, id, args| match (&body.node(id).op, args) {
         // The matrices of stacked experts, as codes have them.
         (Op::Reshape(_), &[w]) if matches!(out.node(w).op, Op::Dequant(_)) => Ok(w),
         (Op::GroupedDot(_), &[x, w, offsets]) if matches!(out.node(w).op, Op::Dequant(_)) => {
+            let x = of(id).map_or(Ok(x), |narrow| rounded(out, x, w, *narrow))?;
             out.push_exact(GroupedDot { transposed: false }.into(), &[x, w, offsets])
         }
         (Op::Weight(w), _) => match chosen.get(&w.name) {
@@ -215,8 +222,7 @@ fn narrowed(body: &Graph, chosen: &BTreeMap<String, Narrow>) -> Result<Graph, Ir
             None => out.push_exact(Op::Weight(w.clone()), args),
         },
         (op @ Op::Dot(_), &[x, w]) => {
-            let of = body.node(body.node(id).args[1]).op.leaf_name().and_then(|name| chosen.get(name));
-            let x = of.map_or(Ok(x), |narrow| rounded(out, x, w, *narrow))?;
+            let x = of(id).map_or(Ok(x), |narrow| rounded(out, x, w, *narrow))?;
             out.push_exact(op.clone(), &[x, w])
         }
         (op, _) => out.push_exact(op.clone(), args),

@@ -109,7 +109,12 @@ fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCod
     let Op::Dot(Dot { batch, contract }) = &node.op else { return None };
     let plain = batch.is_empty() && *contract == [(g.ty(node.args[0]).rank() - 1, 1)];
     let (right, codes) = coded(g, node.args[1], limits).filter(|_| plain)?;
-    let rounded = match &g.node(node.args[0]).op {
+    Some((right, rounded(g, node.args[0], codes)))
+}
+
+/// The same codes with how this left side is rounded, where it is.
+pub(super) fn rounded(g: &Graph, x: NodeId, codes: DotCodes<NodeId>) -> DotCodes<NodeId> {
+    let rounded = match &g.node(x).op {
         Op::FakeQuant(q) if q.group.is_multiple_of(32) && codes.group.is_multiple_of(q.group) => {
             Some(q.group)
         }
@@ -117,7 +122,7 @@ fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCod
     };
     // A kernel keeps a group at hand.
     let rounded = rounded.filter(|group| codes.code.is_integer() && *group <= Narrow::ROUNDED);
-    Some((right, DotCodes { rounded, ..codes }))
+    DotCodes { rounded, ..codes }
 }
 
 /// The matrix `[n, k]` that this node is, where kernels read its codes.

@@ -1,7 +1,7 @@
 //! The archetypes `grouped` and `outer`: rows in groups by a matrix of each group's own, and its gradient by the matrices. In: a
 //! grouped product. Out: its sides, where each group's rows begin, the bound that these offsets must keep.
 
-use super::dot::{code_layouts, coded, codes_in, in_buffer, side};
+use super::dot::{code_layouts, coded, codes_in, in_buffer, rounded, rounds, side};
 use super::{Archetype, Limits, integers, memory};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{GroupedDot, Op};
@@ -92,13 +92,15 @@ fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<GroupedForm<NodeId
     // No panel belongs to two matrices.
     let whole = limits.panels.is_none_or(|[(rows, _), _]| n.is_multiple_of(rows));
     let (right, codes) = match coded(g, w, limits).filter(|_| !op.transposed && whole) {
-        Some((right, codes)) => (right, Some(codes)),
+        Some((right, codes)) => (right, Some(rounded(g, node.args[0], codes))),
         None => (side(g, w, &[free], &[along])?, None),
     };
     let (matrix, step) = if op.transposed { (k, &right.along) } else { (n, &right.free) };
     let group = step * &Dim::from(matrix);
     let (rows, offsets) = (x.shape[0].clone(), node.args[2]);
-    let fits = limits.has("grouped") && n > 0 && (1..=limits.row).contains(&k);
+    // Rows that are rounded are the core's alone, and those by codes.
+    let plain = !rounds(&g.node(node.args[0]).op) || codes.as_ref().is_some_and(|c| c.rounded.is_some());
+    let fits = plain && limits.has("grouped") && n > 0 && (1..=limits.row).contains(&k);
     fits.then_some(GroupedForm { node: id, rows, groups, n, k, group, right, offsets, codes })
 }
 

@@ -4,7 +4,7 @@
 use super::rows::lead;
 use super::{Emitted, over_dims, prologue, reads_only, undefine};
 use crate::archetype::dot::left;
-use crate::kernel_ir::expr::{Expr, Stmt};
+use crate::kernel_ir::expr::{Expr, Stmt, each_load};
 use crate::kernel_ir::index::{Index, Var};
 use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
@@ -45,8 +45,8 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
     let m = over_dims(region, &f.m);
     let _ = write!(
         out,
-        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n\
-         #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n"
+        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n{}",
+        epilogue_slots(name, "m")
     );
     let x = left(region.graph(), f.node, &f.codes);
     if f.left.is_none() || packed {
@@ -294,6 +294,14 @@ pub(super) fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
     }
 }
 
+/// The slots that the functions of [`dot_epilogue`] fill; the C expression `row` is the row of the result of row `m`.
+pub(super) fn epilogue_slots(name: &str, row: &str) -> String {
+    format!(
+        "#define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, {row}, n0, acc, valid)\n\
+         #define PREFETCH(m, n0) {name}_prefetch(bufs, dims, {row}, n0)\n"
+    )
+}
+
 /// `row[0..K]`: the left argument of one row.
 pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String> {
     let shape = &region.graph().ty(x).shape;
@@ -327,7 +335,7 @@ pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<Str
     Ok(p.finish())
 }
 
-/// The results of `valid` columns of one row, from their sums.
+/// The results of `valid` columns of one row, from their sums; and what prefetches the lines that these are made from and written to.
 pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
     let g = region.graph();
     let free = match &g.node(dot).op {
@@ -357,8 +365,29 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     let begin = index(&Index::linear(&at, &ty.shape));
     let (inner, body, before) = (lower.close(), lower.close(), lower.close());
     let acc = region.piece.reads.len();
+    let whole = format!("{} * (int64_t)sizeof(*w0)", dim(&Dim::product(&ty.shape)));
     let mut p = Printer::new(Dialect::C, 0);
     let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
+    p.braces(&format!("INLINE void {name}_prefetch({args})"), |p| {
+        prologue(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+        p.line(&format!("dot_prefetch(w0 + {begin}, 32 * sizeof *w0, {whole}, 1);"));
+        let mut found = Vec::new();
+        each_load(&inner, &mut |buf, at| {
+            // Elements one behind another; neither the sums, nor what is found by the columns' own values.
+            let rest = at.without(&var).filter(|rest| buf < acc && rest.depth() < var.depth);
+            found.extend(
+                rest.map(|rest| {
+                    format!("dot_prefetch(r{buf} + {}, 32 * sizeof *r{buf}, 0, 0);", index(&rest))
+                }),
+            );
+        });
+        found.sort();
+        found.dedup();
+        found.iter().for_each(|l| p.line(l));
+    });
     let head = format!("INLINE void {name}_store({args}, const float *restrict r{acc}, int valid)");
     p.braces(&head, |p| {
         prologue(p, region);
@@ -374,7 +403,6 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
         // A whole panel has a literal length, which the compiler turns into straight vector code.
         p.braces("if (valid == 32)", |p| {
             loop_to(p, "32");
-            let whole = format!("{} * (int64_t)sizeof({t})", dim(&Dim::product(&ty.shape)));
             p.line(&format!("dot_put(w0 + {begin}, w{line}, sizeof w{line}, {whole});"));
         });
         p.braces("else", |p| {
@@ -392,8 +420,7 @@ fn workspace(f: &DotForm, packed: bool) -> Dim {
     let rounded = f.codes.as_ref().and_then(|c| c.rounded);
     let bytes = match f.k.size() {
         Some(k) if split => one(row_bytes(k).max(split_bytes(k))),
-        Some(k) if rounded.is_some() => one(k + rounded.map_or(0, |group| k / group * INTEGERS_SCALE)),
-        Some(k) => one(row_bytes(k)),
+        Some(k) => one(rounded.map_or(row_bytes(k), |group| integer_bytes(k, group))),
         None if split => (&f.k.next_multiple_of(BLOCK) * &one(size_of::<f32>()))
             .at_least(&(&f.k.next_multiple_of(TILE) * &one(SPLIT))),
         None => &f.k.next_multiple_of(BLOCK) * &one(size_of::<f32>()),
@@ -408,6 +435,11 @@ fn workspace(f: &DotForm, packed: bool) -> Dim {
 /// Bytes of a packed row of `k` numbers: a whole number of depth blocks of f32.
 pub(super) fn row_bytes(k: usize) -> usize {
     k.next_multiple_of(BLOCK) * size_of::<f32>()
+}
+
+/// The same of a row of integers, groups of which share a scale.
+pub(super) fn integer_bytes(k: usize, group: usize) -> usize {
+    k + k / group * INTEGERS_SCALE
 }
 
 /// The same of a row in pieces for the matrix unit, which takes whole tiles of rows.

@@ -2,10 +2,11 @@
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
 use super::dot::{
-    Source, TILE, code_slots, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, paired,
-    row_bytes, split_bytes,
+    Source, TILE, code_slots, dot_epilogue, dot_prologue, epilogue_slots, integer_bytes, is_widened,
+    matrix_slots, matrix_way, paired, row_bytes, split_bytes,
 };
 use super::{Emitted, over_dims, undefine};
+use crate::archetype::dot::left;
 use astrai_ir::region::{GroupedForm, OuterForm};
 use astrai_ir::{DType, Dim, Region};
 use std::fmt::Write;
@@ -25,7 +26,7 @@ fn matrix_unit(
     narrow: bool,
 ) -> String {
     let symbols = region.graph().symbols.len();
-    let mut d = String::new();
+    let mut d = epilogue_slots(name, &format!("{row} + (m)"));
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_amx_##x"));
     for (i, key) in ["GROUP", "FIRST", "COUNT"].into_iter().enumerate() {
@@ -34,7 +35,6 @@ fn matrix_unit(
     for (key, size) in ["DOT_M", "DOT_N", "DOT_K"].into_iter().zip(sizes) {
         define(key, format!("((int64_t){size})"));
     }
-    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, {row} + (m), n0, acc, valid)"));
     d.push_str(slots);
     let end = undefine(&d);
     let own = format!("#define NAME(x) {name}_##x\n#define SYMBOLS {symbols}\n");
@@ -45,7 +45,7 @@ fn matrix_unit(
 /// The kernel of a region around a grouped dot.
 pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emitted, String> {
     let packed = region.piece.layout(f.right.at).is_packed();
-    let mut d = String::new();
+    let mut d = epilogue_slots(name, "m");
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
     define("ROWS", format!("((int64_t){})", over_dims(region, &f.rows)));
@@ -54,9 +54,8 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
         define(key, value.to_string());
     }
     define("PROLOGUE_ROW(m, row)", format!("{name}_load(bufs, dims, m, row)"));
-    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
     let narrow = f.right.dtype == DType::BF16;
-    let x = region.graph().node(f.node).args[0];
+    let x = left(region.graph(), f.node, &f.codes);
     let mut matrix = String::new();
     let alike = !narrow || is_widened(region.graph(), x);
     let both = narrow && alike;
@@ -83,7 +82,8 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     let made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
     let way = (!matrix.is_empty()).then_some(matrix_way(narrow).1);
     let (workspace, codes) = (workspace(f, packed), f.codes.is_some());
-    Ok(Emitted { workspace, tiles: true, codes, matrix: way, pairs: both, ..made })
+    let integers = f.codes.as_ref().is_some_and(|c| c.rounded.is_some());
+    Ok(Emitted { workspace, tiles: true, codes, matrix: way, pairs: both || integers, ..made })
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -91,7 +91,7 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
     let [m, n] = f.size;
     let (left, right) = (Source::new(region, &f.sides[0], "m"), Source::new(region, &f.sides[1], "n0"));
     let both = left.narrow && right.narrow;
-    let mut d = left.rows_slot(both) + &right.panel_slots("", both);
+    let mut d = epilogue_slots(name, "m") + &left.rows_slot(both) + &right.panel_slots("", both);
     d.push_str(paired(both));
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
@@ -99,7 +99,6 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
     for (key, value) in [("GROUPS", f.groups), ("DOT_M", m), ("DOT_N", n)] {
         define(key, value.to_string());
     }
-    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
     let mut matrix = String::new();
     if left.narrow == right.narrow {
         let slots = matrix_slots(Some(&left), &right, ["", "FIRST + "]) + "#define ROWS_NEAR 1\n";
@@ -118,7 +117,9 @@ fn workspace(f: &GroupedForm, packed: bool) -> Dim {
     if packed || f.right.dtype == DType::BF16 {
         // Offsets are multiplied by the sums of the rows' groups.
         let sums = f.codes.as_ref().filter(|c| c.offsets.is_some()).map_or(0, |c| f.k / c.group);
-        return &f.rows * &Dim::from(row_bytes(f.k) + sums * size_of::<f32>());
+        let rounded = f.codes.as_ref().and_then(|c| c.rounded);
+        let row = rounded.map_or(row_bytes(f.k), |group| integer_bytes(f.k, group));
+        return &f.rows * &Dim::from(row + sums * size_of::<f32>());
     }
     let (row, eighth) = (split_bytes(f.k).max(row_bytes(f.k)), split_bytes(f.k) / 8);
     &(&f.rows * &Dim::from(row + eighth)) + &Dim::from((f.groups + 2) * TILE * split_bytes(f.k))

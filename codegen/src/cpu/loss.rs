@@ -95,7 +95,7 @@ impl Product {
         let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\
-             {blocks}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
+             {blocks}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n#define PREFETCH(m, n0) ((void)0)\n",
             left.at, right.at, self.epilogue
         );
         if narrow(left.narrow) == narrow(right.narrow) {

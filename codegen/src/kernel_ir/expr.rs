@@ -115,3 +115,32 @@ pub fn reduces(body: &[Stmt]) -> bool {
         Stmt::Let { .. } | Stmt::Store { .. } => false,
     })
 }
+
+/// Calls this for each load of these statements, with the buffer and the position.
+pub fn each_load(body: &[Stmt], found: &mut impl FnMut(usize, &Index)) {
+    for s in body {
+        match s {
+            Stmt::Let { value, .. } | Stmt::Store { value, .. } => value.each_load(found),
+            Stmt::Loop { body, .. } => each_load(body, found),
+            Stmt::Reduce { parts, .. } => parts.iter().for_each(|p| {
+                each_load(&p.body, found);
+                p.values.iter().for_each(|v| v.each_load(found));
+            }),
+        }
+    }
+}
+
+impl Expr {
+    fn each_load(&self, found: &mut impl FnMut(usize, &Index)) {
+        match self {
+            Expr::Load { buf, at, .. } => found(*buf, at),
+            Expr::Real(_) | Expr::Int(_) | Expr::Local(..) => {}
+            Expr::Unary(_, _, x) | Expr::Act(_, x) | Expr::Cast(_, _, x) => x.each_load(found),
+            Expr::Binary(_, _, x, y) | Expr::Compare(_, x, y) => {
+                [x, y].iter().for_each(|e| e.each_load(found))
+            }
+            Expr::Uniform { seed, step, .. } => [seed, step].iter().for_each(|e| e.each_load(found)),
+            Expr::Select(x, y, z) => [x, y, z].iter().for_each(|e| e.each_load(found)),
+        }
+    }
+}

@@ -208,6 +208,13 @@ impl Index {
         Some(found)
     }
 
+    /// Where a form that runs over neighbours as this loop variable counts begins.
+    pub fn without(&self, v: &Var) -> Option<Index> {
+        let own = |a: &Atom| matches!(a, Atom::Var(x) if x == v);
+        let terms = self.terms.iter().filter(|(_, a)| !own(a)).cloned().collect();
+        self.coefficient(v)?.is_one().then(|| Index { terms, offset: self.offset.clone() })
+    }
+
     fn mentions(&self, v: &Var) -> bool {
         self.terms.iter().any(|(_, a)| a.mentions(v))
     }

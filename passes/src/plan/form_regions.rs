@@ -210,7 +210,8 @@ impl Forming<'_> {
         if let Op::FakeQuant(_) = self.g.node(id).op {
             let rounds = |user: &NodeId| {
                 let first = self.root(*user).and_then(|r| r.takes.first());
-                first == Some(&Takes::Prologue) && matches!(self.g.node(*user).op, Op::Dot(_))
+                first == Some(&Takes::Prologue)
+                    && matches!(self.g.node(*user).op, Op::Dot(_) | Op::GroupedDot(_))
             };
             return self.uses.of_node(id).iter().all(rounds);
         }

@@ -3,9 +3,10 @@
 
 use crate::kernels::dots::codes;
 use crate::kernels::table::{Fill, Table, dims, rows};
-use crate::machines::machine;
+use crate::machines::{machine, machines};
 use astrai_ir::ops::{
-    Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, LowRank, ReduceKind, Route, Scores,
+    Activation, FakeQuant, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, LowRank, ReduceKind,
+    Route, Scores,
 };
 use astrai_ir::{Code, DType, Dim, Form, NodeId, Real};
 use astrai_runtime::Value;
@@ -135,6 +136,38 @@ fn experts_are_read_as_codes() {
     assert_eq!(products.clone().count(), 2 * 4 * sizes.len());
     assert!(products.clone().all(|r| matches!(r.form(), Form::Grouped(f) if f.codes.is_some())));
     t.all_native().run(&SIZES);
+}
+
+/// The same by rows that are rounded to integers.
+#[test]
+fn experts_are_multiplied_as_integers() {
+    let mut t = Table::new();
+    let sizes = [
+        [3usize, 32usize, 64usize, 32usize, 32usize],
+        [4, 96, 320, 64, 64],
+        [2, 64, 1056, 1056, 96],
+        [64, 160, 128, 128, 128],
+        [2, 192, 1152, 384, 192],
+    ];
+    for code in [Code::Int4, Code::Int8] {
+        for (i, [experts, n, k, group, rounded]) in sizes.into_iter().enumerate() {
+            let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
+            let w = codes(&mut t, code, scales, [experts * n, k, group], i % 2 == 1);
+            for dtype in [DType::F32, DType::BF16] {
+                let x = t.input(dtype, rows(&[k]), Fill::Real(-1.0, 1.0));
+                let x = widened(&mut t, x);
+                let (x, offsets) = sorted(&mut t, experts, x);
+                let x = t.g.push(FakeQuant { group: rounded }, &[x]).unwrap();
+                let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
+                t.case(&format!("{code:?} {dtype} {experts} [{n}, {k}] of {group} by {rounded}"), y);
+            }
+        }
+    }
+    let program = t.compiled();
+    let rounded =
+        |f: &Form| matches!(f, Form::Grouped(f) if f.codes.as_ref().is_some_and(|c| c.rounded.is_some()));
+    assert_eq!(program.plan.regions.iter().filter(|r| rounded(r.form())).count(), 4 * sizes.len());
+    t.all_native().run_on(machines(), &SIZES);
 }
 
 /// Of joined layers too, of ranks that fill no vector, beside tokens without an adapter.

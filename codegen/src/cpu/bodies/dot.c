@@ -5,6 +5,7 @@
  *   DOT_M                         rows, a runtime expression over `dims`; DOT_N and DOT_K are literals
  *   PROLOGUE_ROW(m, row)          writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   PREFETCH(m, n0)                    prefetches what it reads and writes
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
  *   DOT_PAIRED                    DOT_BF16_PAIRS where every A(m, k) and the weight are bf16 values, else 0
@@ -181,6 +182,12 @@ int64_t NAME(units1)(const int64_t *dims)
 DOT_INLINE int NAME(valid)(int64_t panel)
 {
     return DOT_N % DOT_NR && panel + 1 == NAME(panels) ? DOT_N % DOT_NR : DOT_NR;
+}
+
+/* Rows of a result lie far apart, so that each line of it waits for memory unless a tile computes meanwhile. */
+DOT_INLINE void NAME(prefetch_rows)(void *const *bufs, const int64_t *dims, int64_t m0, int64_t rows, int64_t panel)
+{
+    for (int64_t r = 0; r < rows; r++) PREFETCH(m0 + r, panel * DOT_NR);
 }
 
 /* A function of its own, into which the epilogue is inlined once: its constants are made once for several rows. */

@@ -69,6 +69,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             for (int64_t i = t; i < t_end; i++) {
                 int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m, at = (m - m0) * DOT_NR;
                 const float *a = packed + m * NAME(depth) + k / DOT_KC * DOT_KC * mr + k % DOT_KC;
+                if (end == DOT_K) NAME(prefetch_rows)(bufs, dims, m, mr, q);
                 tiles[mr - 1](a, w, 0, end - k, parts + at, k % DOT_GROUP == 0, a, w);
                 if (end % DOT_GROUP == 0)
                     dot_codes_add(sums + at, parts + at, mr, DOT_SCALE_AT(q, k), DOT_SCALE_TYPE, k < DOT_GROUP,

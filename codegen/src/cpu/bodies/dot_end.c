@@ -46,6 +46,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_K
 #undef PROLOGUE_ROW
 #undef EPILOGUE
+#undef PREFETCH
 #undef DOT_WEIGHT_F32
 #undef DOT_WEIGHT_BF16
 #undef DOT_A_BF16

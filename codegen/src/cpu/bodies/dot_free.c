@@ -13,6 +13,7 @@
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   PREFETCH(m, n0)                    prefetches what it reads and writes
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
  * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the
@@ -140,6 +141,8 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
                 int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
                 const float *next_a = packed + next_m * depth + k * (NAME(row)(dims, next + 1) - next_m);
                 float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
+                if (k + kc == DOT_STEPS)
+                    for (int64_t r = 0; r < mr; r++) PREFETCH(batch * DOT_M + m + r, n0);
                 tiles[mr - 1](packed + m * depth + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
                 if (k + kc == DOT_STEPS)
                     for (int64_t r = 0; r < mr; r++) EPILOGUE(batch * DOT_M + m + r, n0, to + r * DOT_NR, valid);
@@ -197,3 +200,4 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef PAIRS_LINE
 #undef PACK_PAIRS
 #undef EPILOGUE
+#undef PREFETCH

@@ -85,6 +85,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             const float *next_a = packed + next_m * NAME(depth) + of * (NAME(row)(dims, next + 1) - next_m);
             const void *next_w = i < t + 128 / DOT_ASKED ? (const char *)beyond + (i - t) * kc * DOT_ASKED : (const char *)next_a;
             float *to = c + ((q - q0) * rows + m - m0) * DOT_NR;
+            if (k + kc == NAME(sum)) NAME(prefetch_rows)(bufs, dims, m, mr, q);
             tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
             if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, m, mr, q, to);
         }

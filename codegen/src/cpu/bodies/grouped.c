@@ -6,10 +6,11 @@
  *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
  *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   PREFETCH(m, n0)                      prefetches what it reads and writes
  *   DOT_PAIRED                      DOT_BF16_PAIRS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_bf16_pairs.c`; else 0
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
- *     DOT_CODES and the slots of `dot_codes.c` beside it: panels of codes and of their scales; N is a multiple of 32 then
+ *     DOT_CODES and the slots of `dot_codes.c` beside it, or of `dot_integers.c`: panels of codes and of their scales; N is a multiple of 32 then
  *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
  *     FETCH_PANEL(e, n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *
@@ -38,9 +39,27 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define GROUPED_FEW 16    /* rows that one thread packs: waking others costs more */
 #define GROUPED_UNITS 64  /* enough for a few threads to balance */
 
+#ifdef DOT_ROUNDED
+/* Scratch: integers of the rows, tile after tile; then for each row GROUPED_PIECES scales; then as many corrections; then, where groups
+ * have offsets, sums of the weight's groups. */
+#define GROUPED_TALL DOT_INTEGER_ROWS
+#define GROUPED_CHUNK (DOT_ROUNDED % 64 ? 32 : 64)
+#define GROUPED_PIECES (DOT_K / DOT_ROUNDED)
+#define GROUPED_ROWS_AT(m) ((int8_t *)(scratch) + (m) * DOT_K)
+#define GROUPED_ROW_SCALES(m) ((float *)((char *)(scratch) + ROWS * DOT_K) + (m) * GROUPED_PIECES)
+#define GROUPED_MINUS(m) ((int32_t *)GROUPED_ROW_SCALES(ROWS) + (m) * GROUPED_PIECES)
+#ifdef DOT_OFFSETS
+#define GROUPED_SUMS(m) ((float *)GROUPED_MINUS(ROWS) + (m) * (DOT_K / DOT_GROUP))
+#else
+#define GROUPED_SUMS(m) ((float *)0)
+#endif
+_Static_assert(DOT_ROUNDED <= DOT_ROUNDED_MOST && DOT_GROUP % DOT_ROUNDED == 0, "groups of rows divide those of weights");
+#else
+#define GROUPED_TALL DOT_MR /* most rows of a tile */
 #ifdef DOT_OFFSETS
 /* Sums of the groups of a row lie behind the packed rows. */
-#define GROUPED_SUMS(scratch, m) ((float *)(scratch) + ROWS * NAME(depth) + (m) * (DOT_K / DOT_GROUP))
+#define GROUPED_SUMS(m) ((float *)(scratch) + ROWS * NAME(depth) + (m) * (DOT_K / DOT_GROUP))
+#endif
 #endif
 
 /* Most blocks that these rows may make. */
@@ -61,11 +80,17 @@ static struct NAME(rows) NAME(find)(void *const *bufs, int64_t b)
         int64_t n = offsets[e + 1] - offsets[e], blocks = (n + GROUPED_HEIGHT - 1) / GROUPED_HEIGHT;
         if (b < blocks) {
             int64_t first = b * n / blocks, count = (b + 1) * n / blocks - first;
-            return (struct NAME(rows)){e, offsets[e] + first, count, (count + DOT_MR - 1) / DOT_MR};
+            return (struct NAME(rows)){e, offsets[e] + first, count, (count + GROUPED_TALL - 1) / GROUPED_TALL};
         }
         b -= blocks;
     }
     return (struct NAME(rows)){0};
+}
+
+/* The packed rows of a block. */
+static const float *NAME(packed)(const char *scratch, const struct NAME(rows) *r)
+{
+    return (const float *)scratch + r->first * NAME(depth);
 }
 
 /* First row of tile t of a block, counted from the block's. */
@@ -89,8 +114,13 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
             for (int64_t i = 0; i < mr; i++) {
                 float row[(DOT_K + 31) / 32 * 32] __attribute__((aligned(64)));
                 PROLOGUE_ROW(r.first + m0 + i, row);
-#ifdef DOT_OFFSETS
-                dot_sum_groups(GROUPED_SUMS(scratch, r.first + m0 + i), row, 0, DOT_K, DOT_GROUP);
+#if defined(DOT_ROUNDED)
+                int64_t m = r.first + m0 + i;
+                dot_round_row(DOT_CODE, row, DOT_K, DOT_ROUNDED, GROUPED_ROWS_AT(m - i) + i * GROUPED_CHUNK, GROUPED_CHUNK,
+                              mr * GROUPED_CHUNK, GROUPED_ROW_SCALES(m), GROUPED_MINUS(m), GROUPED_SUMS(m), DOT_GROUP);
+                continue;
+#elif defined(DOT_OFFSETS)
+                dot_sum_groups(GROUPED_SUMS(r.first + m0 + i), row, 0, DOT_K, DOT_GROUP);
 #endif
 #if defined(GROUPED_SPLIT)
                 if (GROUPED_MATRIX_UNIT) {
@@ -122,6 +152,12 @@ static int64_t NAME(panel_groups)(const int64_t *dims)
 }
 
 int64_t NAME(units1)(const int64_t *dims) { return ROWS > 0 ? NAME(blocks)(dims) * NAME(panel_groups)(dims) : 0; }
+
+/* Rows of a result lie far apart, so that each line of it waits for memory unless a tile computes meanwhile. */
+DOT_INLINE void NAME(prefetch_rows)(void *const *bufs, const int64_t *dims, int64_t m0, int64_t rows, int64_t panel)
+{
+    for (int64_t r = 0; r < rows; r++) PREFETCH(m0 + r, panel * DOT_NR);
+}
 
 /* A function of its own, into which the epilogue is inlined once: its constants are made once for several rows. */
 DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
@@ -183,19 +219,56 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
     ((const char *)(from) + (GROUPED_PANEL_AT(e, p) + (k)) / DOT_GROUP * DOT_NR * (DOT_SCALE_TYPE ? 2 : 4))
 #ifdef DOT_OFFSETS
 #define GROUPED_OFFSETS_AT(e, p, k) GROUPED_SCALED_AT(DOT_OFFSETS, e, p, k)
-#define GROUPED_SUMS_AT(m, k) (GROUPED_SUMS(packed - r->first * NAME(depth), r->first + (m)) + (k) / DOT_GROUP)
+#define GROUPED_SUMS_AT(m, k) (GROUPED_SUMS(r->first + (m)) + (k) / DOT_GROUP)
 #else
 #define GROUPED_OFFSETS_AT(e, p, k) ((const void *)0)
 #define GROUPED_SUMS_AT(m, k) ((const float *)0)
 #endif
+#endif
+
+#if defined(DOT_ROUNDED)
+#define GROUPED_TILE_OF(rows, n)                                                                                       \
+    dot_integer_tile(DOT_CODE, rows, n, GROUPED_ROWS_AT(m), rows, GROUPED_CHUNK, GROUPED_ROW_SCALES(m), GROUPED_MINUS(m),  \
+                     GROUPED_SUMS(m), GROUPED_CODES_AT(e, p, 0), GROUPED_SCALED_AT(DOT_SCALES, e, p, 0), DOT_SCALE_TYPE, \
+                     GROUPED_OFFSETS_AT(e, p, 0), DOT_K, DOT_GROUP, DOT_ROUNDED, c)
+
+/* A block by panels p .. end: a panel rests near while all tiles use it. Of a row alone some at a time, of which memory serves several best. */
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char *scratch, const struct NAME(rows) *r, int64_t p,
+                             int64_t end)
+{
+    float c[(DOT_INTEGER_ROWS > DOT_INTEGER_PANELS ? DOT_INTEGER_ROWS : DOT_INTEGER_PANELS) * DOT_NR] __attribute__((aligned(64)));
+    int64_t e = r->group;
+    for (int64_t n; p < end; p += n) {
+        n = r->count == 1 && end - p >= DOT_INTEGER_PANELS ? DOT_INTEGER_PANELS : 1;
+        for (int64_t t = 0; t < r->tiles; t++) {
+            int64_t m = r->first + NAME(row)(r, t), mr = r->first + NAME(row)(r, t + 1) - m;
+            for (int64_t q = 0; q < n; q++) NAME(prefetch_rows)(bufs, dims, m, mr, p + q);
+            switch (mr) {
+#if DOT_INTEGER_ROWS == 7
+            case 7: GROUPED_TILE_OF(7, 1); break;
+            case 6: GROUPED_TILE_OF(6, 1); break;
+            case 5: GROUPED_TILE_OF(5, 1); break;
+            case 4: GROUPED_TILE_OF(4, 1); break;
+            case 3: GROUPED_TILE_OF(3, 1); break;
+#endif
+            case 2: GROUPED_TILE_OF(2, 1); break;
+            default:
+                if (n == 1) GROUPED_TILE_OF(1, 1); else GROUPED_TILE_OF(1, DOT_INTEGER_PANELS);
+            }
+            for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, m, mr, p + q, c + q * DOT_NR);
+        }
+    }
+}
+#elif defined(DOT_CODES)
 #define GROUPED_ROW_OF(n)                                                                                              \
     dot_codes_row(DOT_CODE, n, 1, packed, GROUPED_CODES_AT(e, p, 0), GROUPED_SCALED_AT(DOT_SCALES, e, p, 0), DOT_SCALE_TYPE, \
                   GROUPED_OFFSETS_AT(e, p, 0), GROUPED_SUMS_AT(0, 0), DOT_K, DOT_GROUP, c)
 
 /* A block of a single row by panels p .. end, some at a time where vectors are wide enough that little is written out for each. */
-static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r, int64_t p,
+static void NAME(one_row)(void *const *bufs, const int64_t *dims, const char *scratch, const struct NAME(rows) *r, int64_t p,
                           int64_t end)
 {
+    const float *packed = NAME(packed)(scratch, r);
     float c[4 * DOT_NR] __attribute__((aligned(64)));
     int64_t e = r->group;
     for (int64_t n; p < end; p += n) {
@@ -208,16 +281,17 @@ static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *p
 
 /* A block by panels p .. end: the values of a group, or of what of it a block of the packed rows has, rest in the first-level cache
  * while all tiles use them. */
-static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char *scratch, const struct NAME(rows) *r,
                              int64_t p, int64_t p_end)
 {
+    const float *packed = NAME(packed)(scratch, r);
     static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
     float sums[NAME(block) * DOT_NR] __attribute__((aligned(64)));
     float parts[NAME(block) * DOT_NR] __attribute__((aligned(64)));
     float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
     int64_t e = r->group;
     if (r->count == 1) {
-        NAME(one_row)(bufs, dims, packed, r, p, p_end);
+        NAME(one_row)(bufs, dims, scratch, r, p, p_end);
         return;
     }
     for (; p < p_end; p++)
@@ -228,6 +302,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             for (int64_t t = 0; t < r->tiles; t++) {
                 int64_t m = NAME(row)(r, t), mr = NAME(row)(r, t + 1) - m, at = m * DOT_NR;
                 const float *a = packed + m * NAME(depth) + k / DOT_KC * DOT_KC * mr + k % DOT_KC;
+                if (end == DOT_K) NAME(prefetch_rows)(bufs, dims, r->first + m, mr, p);
                 tiles[mr - 1](a, w, 0, end - k, parts + at, k % DOT_GROUP == 0, a, w);
                 if (end % DOT_GROUP == 0)
                     dot_codes_add(sums + at, parts + at, mr, GROUPED_SCALED_AT(DOT_SCALES, e, p, k), DOT_SCALE_TYPE, k < DOT_GROUP,
@@ -238,9 +313,10 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 }
 #else
 /* A block by panels p .. end: a block of a panel rests in the first-level cache while all tiles use it. */
-static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char *scratch, const struct NAME(rows) *r,
                              int64_t p, int64_t end)
 {
+    const float *packed = NAME(packed)(scratch, r);
     static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
     float c[NAME(block) * DOT_NR] __attribute__((aligned(64)));
     for (; p < end; p++)
@@ -269,6 +345,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
                 int64_t next = t + 1 < r->tiles ? t + 1 : 0, next_m = NAME(row)(r, next);
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(r, next + 1) - next_m);
                 float *to = c + m * DOT_NR;
+                if (k + kc == NAME(sum)) NAME(prefetch_rows)(bufs, dims, r->first + m, mr, p);
                 tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
                 if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, r->first + m, mr, p, to);
             }
@@ -311,15 +388,14 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         int64_t g = u % groups;
         struct NAME(rows) r = NAME(find)(bufs, u / groups);
         if (r.count == 0) break;
-        const float *a = (const float *)scratch + r.first * NAME(depth);
         int64_t p = g * NAME(panels) / groups, p_end = (g + 1) * NAME(panels) / groups;
 #ifdef GROUPED_AT
         if (r.tiles == 1) {
-            NAME(one_tile)(bufs, dims, a, &r, p, p_end);
+            NAME(one_tile)(bufs, dims, NAME(packed)(scratch, &r), &r, p, p_end);
             continue;
         }
 #endif
-        NAME(many_tiles)(bufs, dims, a, &r, p, p_end);
+        NAME(many_tiles)(bufs, dims, scratch, &r, p, p_end);
     }
     dot_fence();
 }
@@ -335,6 +411,13 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_OFFSETS_AT
 #undef GROUPED_SUMS_AT
 #undef GROUPED_ROW_OF
+#undef GROUPED_TILE_OF
+#undef GROUPED_TALL
+#undef GROUPED_CHUNK
+#undef GROUPED_PIECES
+#undef GROUPED_ROWS_AT
+#undef GROUPED_ROW_SCALES
+#undef GROUPED_MINUS
 #undef GROUPED_DIRECT
 #undef GROUPED_TABLE
 #undef GROUPED_MATRIX_UNIT

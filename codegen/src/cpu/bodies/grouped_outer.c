@@ -9,6 +9,7 @@
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
+ *   PREFETCH(m, n0)                      prefetches what it reads and writes
  *
  * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one
  * accumulator, so that the bits do not depend on the threads. Where `grouped_amx.c` came before and the system admits the
@@ -50,6 +51,8 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_
                 if (next_k < end) FETCH_PANEL(next_n, next_valid, next_k, next_kc, t, tiles);
                 int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
                 const float *at = a + m * DOT_KC;
+                if (k + kc == end)
+                    for (int64_t r = 0; r < mr; r++) PREFETCH(e * DOT_M + m0 + m + r, n0);
                 table[mr - 1](at, w, 0, steps, c + ((q - p) * rows + m) * DOT_NR, k == begin, at, at);
             }
         }

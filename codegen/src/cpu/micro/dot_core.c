@@ -253,6 +253,20 @@ DOT_INLINE void dot_put(void *to, const void *from, int bytes, int64_t whole)
     memcpy(to, from, (size_t)bytes);
 }
 
+/* Prefetches `bytes` (a literal) at a place that an epilogue is going to read or write, but for what dot_put writes past the caches. */
+DOT_INLINE void dot_prefetch(const void *at, int bytes, int64_t whole, int write)
+{
+#if defined(__AVX512F__)
+    if (write && whole >= DOT_FAR_OUT) return;
+#endif
+    for (int i = 0; i < bytes; i += 64) {
+        if (write)
+            __builtin_prefetch((const char *)at + i, 1, 3);
+        else
+            __builtin_prefetch((const char *)at + i, 0, 3);
+    }
+}
+
 DOT_INLINE void dot_fence(void)
 {
 #if defined(__AVX512F__)
