@@ -65,7 +65,6 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
                 int64_t rest = height - r;
 #if DOT_HEIGHT == 7
                 n = rest;
-                NAME(prefetch_rows)(bufs, dims, m + r, n, p);
                 switch (rest) {
                 case 7: DOT_INTEGER_TILE(7, 1); break;
                 case 6: DOT_INTEGER_TILE(6, 1); break;
@@ -77,7 +76,6 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
                 }
 #elif defined(DOT_NO_MATRIX_UNIT)
                 n = rest >= 2 ? 2 : 1;
-                NAME(prefetch_rows)(bufs, dims, m + r, n, p);
                 if (n == 2) DOT_INTEGER_TILE(2, 1); else DOT_INTEGER_TILE(1, 1);
 #else
                 n = rest > 0;

@@ -242,7 +242,6 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char 
         n = r->count == 1 && end - p >= DOT_INTEGER_PANELS ? DOT_INTEGER_PANELS : 1;
         for (int64_t t = 0; t < r->tiles; t++) {
             int64_t m = r->first + NAME(row)(r, t), mr = r->first + NAME(row)(r, t + 1) - m;
-            for (int64_t q = 0; q < n; q++) NAME(prefetch_rows)(bufs, dims, m, mr, p + q);
             switch (mr) {
 #if DOT_INTEGER_ROWS == 7
             case 7: GROUPED_TILE_OF(7, 1); break;
