@@ -112,6 +112,18 @@ fn narrow_weights_give_the_same_logits_everywhere() {
             assert!(off(&kernels, &same) < most, "{narrow} {other:?}: {}", off(&kernels, &same));
         }
     }
+    // Rows of experts are rounded as those of dots: gate and up together, and down.
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/shapes/qwen3-moe-tiny.json");
+    let flags = ["--for", "decode", "--quantize", "int8:activations=int8", "--dump-after", "quantise"];
+    let out = program().arg("compile").arg(shape).args(flags).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let products = lines.windows(2).filter(|two| two[1].contains("= grouped_dot "));
+    assert_eq!(
+        products.map(|two| two[0].contains("= fake_quant ")).collect::<Vec<_>>(),
+        [true, true],
+        "{text}"
+    );
 }
 
 /// Answers over pages of codes, prompts in several steps or one, beside others or alone; what the plan says of them.

@@ -92,6 +92,7 @@ impl Product {
         let blocks = rows_slot(rows, ["LEFT_AT(m, k0)", left.narrow, left.line], both)
             + &panel_slots("", panel, ["RIGHT_AT(n0, k0)", right.narrow, right.line], both)
             + paired(both);
+        // Where results lie far apart the epilogue prefetches for itself, on the matrix unit's way too.
         let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\

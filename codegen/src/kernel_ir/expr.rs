@@ -116,16 +116,12 @@ pub fn reduces(body: &[Stmt]) -> bool {
     })
 }
 
-/// Calls this for each load of these statements, with the buffer and the position.
+/// Calls this for each load of these statements but those in loops of their own, with the buffer and the position.
 pub fn each_load(body: &[Stmt], found: &mut impl FnMut(usize, &Index)) {
     for s in body {
         match s {
             Stmt::Let { value, .. } | Stmt::Store { value, .. } => value.each_load(found),
-            Stmt::Loop { body, .. } => each_load(body, found),
-            Stmt::Reduce { parts, .. } => parts.iter().for_each(|p| {
-                each_load(&p.body, found);
-                p.values.iter().for_each(|v| v.each_load(found));
-            }),
+            Stmt::Loop { .. } | Stmt::Reduce { .. } => {}
         }
     }
 }

@@ -272,6 +272,8 @@ mod tests {
         assert_eq!(flat[0], Index::var(&t));
         assert_eq!(flat[1].coefficient(&h), Some(Dim::from(16)));
         assert_eq!(flat[1].coefficient(&j), Some(Dim::from(1)));
+        assert_eq!(flat[1].without(&j), Some(Index::var(&h).times(&Dim::from(16))));
+        assert_eq!(flat[1].without(&h), None);
     }
 
     #[test]

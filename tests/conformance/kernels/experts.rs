@@ -112,6 +112,13 @@ fn products_of_rows_in_groups() {
     t.all_native().run(&SIZES);
 }
 
+/// The same of rows that are stored so.
+fn stored(t: &mut Table, dtype: DType, experts: usize, k: usize) -> (NodeId, NodeId) {
+    let x = t.input(dtype, rows(&[k]), Fill::Real(-1.0, 1.0));
+    let x = widened(t, x);
+    sorted(t, experts, x)
+}
+
 /// Matrices of codes, of which only codes and scales are read.
 #[test]
 fn experts_are_read_as_codes() {
@@ -123,9 +130,7 @@ fn experts_are_read_as_codes() {
             let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
             let w = codes(&mut t, code, scales, [experts * n, k, group], i % 2 == 1);
             for dtype in [DType::F32, DType::BF16] {
-                let x = t.input(dtype, rows(&[k]), Fill::Real(-1.0, 1.0));
-                let x = widened(&mut t, x);
-                let (x, offsets) = sorted(&mut t, experts, x);
+                let (x, offsets) = stored(&mut t, dtype, experts, k);
                 let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
                 t.case(&format!("{code:?} {dtype} {experts} [{n}, {k}] of {group}"), y);
             }
@@ -154,9 +159,7 @@ fn experts_are_multiplied_as_integers() {
             let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
             let w = codes(&mut t, code, scales, [experts * n, k, group], i % 2 == 1);
             for dtype in [DType::F32, DType::BF16] {
-                let x = t.input(dtype, rows(&[k]), Fill::Real(-1.0, 1.0));
-                let x = widened(&mut t, x);
-                let (x, offsets) = sorted(&mut t, experts, x);
+                let (x, offsets) = stored(&mut t, dtype, experts, k);
                 let x = t.g.push(FakeQuant { group: rounded }, &[x]).unwrap();
                 let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
                 t.case(&format!("{code:?} {dtype} {experts} [{n}, {k}] of {group} by {rounded}"), y);

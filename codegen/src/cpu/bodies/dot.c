@@ -5,7 +5,7 @@
  *   DOT_M                         rows, a runtime expression over `dims`; DOT_N and DOT_K are literals
  *   PROLOGUE_ROW(m, row)          writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   PREFETCH(m, n0)                    prefetches what it reads and writes
+ *   PREFETCH(m, n0)               prefetches what it reads and writes
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
  *   DOT_PAIRED                    DOT_BF16_PAIRS where every A(m, k) and the weight are bf16 values, else 0

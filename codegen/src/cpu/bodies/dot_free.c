@@ -13,7 +13,7 @@
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   PREFETCH(m, n0)                    prefetches what it reads and writes
+ *   PREFETCH(m, n0)               prefetches what it reads and writes
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
  * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the

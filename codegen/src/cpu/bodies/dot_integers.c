@@ -3,8 +3,7 @@
  *
  *   DOT_ROUNDED                   neighbours of a row that share a scale, a multiple of 32 that divides DOT_GROUP
  *
- * Scratch: integers of the rows, tile after tile; then for each row DOT_PIECES scales; then as many corrections; then, where groups have
- * offsets, sums of the weight's groups.
+ * Scratch: integers of the rows, tile after tile; then what dot_row_scales and those after it tell.
  */
 #define DOT_CHUNK (DOT_ROUNDED % 64 ? 32 : 64)
 #define DOT_PIECES (DOT_K / DOT_ROUNDED)
@@ -13,11 +12,11 @@
     ((const char *)(from) + ((int64_t)(p) * (DOT_K / DOT_GROUP) + (k) / DOT_GROUP) * DOT_NR * (DOT_SCALE_TYPE ? 2 : 4))
 #define DOT_SCALE_AT(p, k) DOT_SCALED_AT(DOT_SCALES, p, k)
 #define DOT_ROWS_AT(m) ((int8_t *)(scratch) + (m) * DOT_K)
-#define DOT_ROW_SCALES(m) ((float *)((char *)(scratch) + DOT_M * DOT_K) + (m) * DOT_PIECES)
-#define DOT_MINUS(m) ((int32_t *)DOT_ROW_SCALES(DOT_M) + (m) * DOT_PIECES)
+#define DOT_ROW_SCALES(m) dot_row_scales(scratch, DOT_M, DOT_K, DOT_ROUNDED, m)
+#define DOT_MINUS(m) dot_row_minus(scratch, DOT_M, DOT_K, DOT_ROUNDED, m)
 #ifdef DOT_OFFSETS
 #define DOT_OFFSET_AT(p, k) DOT_SCALED_AT(DOT_OFFSETS, p, k)
-#define DOT_SUMS_AT(m, k) ((float *)DOT_MINUS(DOT_M) + (m) * (DOT_K / DOT_GROUP) + (k) / DOT_GROUP)
+#define DOT_SUMS_AT(m, k) (dot_row_sums(scratch, DOT_M, DOT_K, DOT_ROUNDED, DOT_GROUP, m) + (k) / DOT_GROUP)
 #else
 #define DOT_OFFSET_AT(p, k) ((const void *)0)
 #define DOT_SUMS_AT(m, k) ((float *)0)
@@ -62,23 +61,11 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
         for (int64_t i = t; i < t_end; i++) {
             int64_t m = NAME(row)(dims, i), height = NAME(row)(dims, i + 1) - m;
             for (int64_t r = 0, n; r < height; r += n) {
-                int64_t rest = height - r;
-#if DOT_HEIGHT == 7
-                n = rest;
-                switch (rest) {
-                case 7: DOT_INTEGER_TILE(7, 1); break;
-                case 6: DOT_INTEGER_TILE(6, 1); break;
-                case 5: DOT_INTEGER_TILE(5, 1); break;
-                case 4: DOT_INTEGER_TILE(4, 1); break;
-                case 3: DOT_INTEGER_TILE(3, 1); break;
-                case 2: DOT_INTEGER_TILE(2, 1); break;
-                default: DOT_INTEGER_TILE(1, 1);
-                }
-#elif defined(DOT_NO_MATRIX_UNIT)
-                n = rest >= 2 ? 2 : 1;
-                if (n == 2) DOT_INTEGER_TILE(2, 1); else DOT_INTEGER_TILE(1, 1);
+#ifdef DOT_NO_MATRIX_UNIT
+                n = height - r < DOT_INTEGER_ROWS ? height - r : DOT_INTEGER_ROWS;
+                DOT_BY_HEIGHT(n, DOT_INTEGER_TILE);
 #else
-                n = rest > 0;
+                n = 1;
                 DOT_INTEGER_TILE(1, 1);
 #endif
                 NAME(finish)(bufs, dims, m + r, n, p, c);

@@ -6,7 +6,7 @@
  *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
  *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   PREFETCH(m, n0)                      prefetches what it reads and writes
+ *   PREFETCH(m, n0)                 prefetches what it reads and writes
  *   DOT_PAIRED                      DOT_BF16_PAIRS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_bf16_pairs.c`; else 0
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
@@ -40,16 +40,14 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define GROUPED_UNITS 64  /* enough for a few threads to balance */
 
 #ifdef DOT_ROUNDED
-/* Scratch: integers of the rows, tile after tile; then for each row GROUPED_PIECES scales; then as many corrections; then, where groups
- * have offsets, sums of the weight's groups. */
+/* Scratch: integers of the rows, tile after tile; then what dot_row_scales and those after it tell. */
 #define GROUPED_TALL DOT_INTEGER_ROWS
 #define GROUPED_CHUNK (DOT_ROUNDED % 64 ? 32 : 64)
-#define GROUPED_PIECES (DOT_K / DOT_ROUNDED)
 #define GROUPED_ROWS_AT(m) ((int8_t *)(scratch) + (m) * DOT_K)
-#define GROUPED_ROW_SCALES(m) ((float *)((char *)(scratch) + ROWS * DOT_K) + (m) * GROUPED_PIECES)
-#define GROUPED_MINUS(m) ((int32_t *)GROUPED_ROW_SCALES(ROWS) + (m) * GROUPED_PIECES)
+#define GROUPED_ROW_SCALES(m) dot_row_scales(scratch, ROWS, DOT_K, DOT_ROUNDED, m)
+#define GROUPED_MINUS(m) dot_row_minus(scratch, ROWS, DOT_K, DOT_ROUNDED, m)
 #ifdef DOT_OFFSETS
-#define GROUPED_SUMS(m) ((float *)GROUPED_MINUS(ROWS) + (m) * (DOT_K / DOT_GROUP))
+#define GROUPED_SUMS(m) dot_row_sums(scratch, ROWS, DOT_K, DOT_ROUNDED, DOT_GROUP, m)
 #else
 #define GROUPED_SUMS(m) ((float *)0)
 #endif
@@ -242,18 +240,10 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char 
         n = r->count == 1 && end - p >= DOT_INTEGER_PANELS ? DOT_INTEGER_PANELS : 1;
         for (int64_t t = 0; t < r->tiles; t++) {
             int64_t m = r->first + NAME(row)(r, t), mr = r->first + NAME(row)(r, t + 1) - m;
-            switch (mr) {
-#if DOT_INTEGER_ROWS == 7
-            case 7: GROUPED_TILE_OF(7, 1); break;
-            case 6: GROUPED_TILE_OF(6, 1); break;
-            case 5: GROUPED_TILE_OF(5, 1); break;
-            case 4: GROUPED_TILE_OF(4, 1); break;
-            case 3: GROUPED_TILE_OF(3, 1); break;
-#endif
-            case 2: GROUPED_TILE_OF(2, 1); break;
-            default:
-                if (n == 1) GROUPED_TILE_OF(1, 1); else GROUPED_TILE_OF(1, DOT_INTEGER_PANELS);
-            }
+            if (n > 1)
+                GROUPED_TILE_OF(1, DOT_INTEGER_PANELS);
+            else
+                DOT_BY_HEIGHT(mr, GROUPED_TILE_OF);
             for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, m, mr, p + q, c + q * DOT_NR);
         }
     }
@@ -413,7 +403,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_TILE_OF
 #undef GROUPED_TALL
 #undef GROUPED_CHUNK
-#undef GROUPED_PIECES
 #undef GROUPED_ROWS_AT
 #undef GROUPED_ROW_SCALES
 #undef GROUPED_MINUS

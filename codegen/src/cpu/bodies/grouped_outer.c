@@ -9,7 +9,7 @@
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
- *   PREFETCH(m, n0)                      prefetches what it reads and writes
+ *   PREFETCH(m, n0)                 prefetches what it reads and writes
  *
  * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one
  * accumulator, so that the bits do not depend on the threads. Where `grouped_amx.c` came before and the system admits the

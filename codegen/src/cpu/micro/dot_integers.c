@@ -34,6 +34,38 @@
 #define DOT_AMX_INTEGERS 0
 #endif
 
+/* A tile of so many rows, at most DOT_INTEGER_ROWS: TILE(rows, panels) takes literals. */
+#if DOT_INTEGER_ROWS == 7
+#define DOT_BY_HEIGHT(rows, TILE)                                                                                      \
+    switch (rows) {                                                                                                    \
+    case 7: TILE(7, 1); break;                                                                                         \
+    case 6: TILE(6, 1); break;                                                                                         \
+    case 5: TILE(5, 1); break;                                                                                         \
+    case 4: TILE(4, 1); break;                                                                                         \
+    case 3: TILE(3, 1); break;                                                                                         \
+    case 2: TILE(2, 1); break;                                                                                         \
+    default: TILE(1, 1);                                                                                               \
+    }
+#else
+#define DOT_BY_HEIGHT(rows, TILE)                                                                                      \
+    if ((rows) == 2) TILE(2, 1); else TILE(1, 1)
+#endif
+
+/* Of `rows` rows of `sum` integers, which lie at the begin of scratch: row m's scales, a group each; behind all of them its corrections;
+ * behind those, where groups of weights have offsets, its sums of these. */
+DOT_INLINE float *dot_row_scales(const void *scratch, int64_t rows, int64_t sum, int64_t rounded, int64_t m)
+{
+    return (float *)((char *)scratch + rows * sum) + m * (sum / rounded);
+}
+DOT_INLINE int32_t *dot_row_minus(const void *scratch, int64_t rows, int64_t sum, int64_t rounded, int64_t m)
+{
+    return (int32_t *)dot_row_scales(scratch, rows, sum, rounded, rows + m);
+}
+DOT_INLINE float *dot_row_sums(const void *scratch, int64_t rows, int64_t sum, int64_t rounded, int64_t group, int64_t m)
+{
+    return dot_row_scales(scratch, rows, sum, rounded, 2 * rows) + m * (sum / group);
+}
+
 DOT_INLINE dot_vi dot_splat_int(int32_t x) { return x + (dot_vi){0}; }
 
 #if defined(__SSE2__)
