@@ -23,6 +23,9 @@ const MIXED: Batch = ([0, 9, 10, 10, 16], [75, 66, 0, 6]);
 /// Few enough that the keys of a query are shared by units: of many chunks, of two, of one; and of two queries.
 const FEW: Batch = ([0, 1, 2, 3, 5], [4700, 700, 77, 600]);
 
+/// The same keys and a query each: threads share rows of all key heads.
+const SHARED: Batch = ([0, 1, 2, 3, 4], [4700, 700, 77, 600]);
+
 /// About a query for each sequence, of which one has two and one none.
 const EACH: Batch = ([0, 1, 1, 3, 4], [130, 0, 70, 64]);
 
@@ -174,14 +177,16 @@ fn attention_over_pages_of_codes() {
         }
         let op =
             Attention { window: Some(700), softcap: Some(Real(2.0)), span: Dim::from(4715), ..paged(64, 16) };
-        let name = format!("{} of many chunks", code.name());
-        attend_in(&mut t, &name, op, Pages::Codes(code, DType::BF16), (9, 3, 64, 64), FEW);
+        for (few, batch) in [FEW, SHARED].into_iter().enumerate() {
+            let name = format!("{} of many chunks {few}", code.name());
+            attend_in(&mut t, &name, op.clone(), Pages::Codes(code, DType::BF16), (9, 3, 64, 64), batch);
+        }
     }
     t.all_native().run_on(crowded().iter().chain(emulated()), &[1]);
     // Nothing but codes and scales is read, and of these what the sequences have.
     let program = t.compiled();
     let attends = program.plan.regions.iter().filter(|r| r.form().name() == "attention");
-    assert_eq!(attends.clone().count(), 2 * (2 * heads.len() / step + 1));
+    assert_eq!(attends.clone().count(), 2 * (2 * heads.len() / step + 2));
     assert!(attends.clone().all(|r| matches!(r.form(), Form::Attention(f) if f.codes.is_some())));
 }
 
@@ -201,8 +206,11 @@ fn chunks_of_keys_are_units() {
         (true, Some(3000), None, true),
     ];
     for (i, options) in options.into_iter().enumerate() {
-        attend_in(&mut t, &format!("f32 {i}"), of(32, options), DType::F32, (4, 2, 32, 32), FEW);
-        attend_in(&mut t, &format!("bf16 {i}"), of(32, options), DType::BF16, (9, 3, 32, 64), FEW);
+        for (few, batch) in [FEW, SHARED].into_iter().enumerate() {
+            let name = |dtype| format!("{dtype} {i} {few}");
+            attend_in(&mut t, &name("f32"), of(32, options), DType::F32, (4, 2, 32, 32), batch);
+            attend_in(&mut t, &name("bf16"), of(32, options), DType::BF16, (9, 3, 32, 64), batch);
+        }
     }
     t.all_native().run_on(crowded(), &[1]);
 }

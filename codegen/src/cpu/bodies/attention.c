@@ -71,11 +71,29 @@ struct NAME(unit) {
     const float *k_scales, *v_scales; /* of key head key_head */
 };
 
+static int64_t NAME(slots)(const int64_t *dims) { return TOKENS / TILE_QUERIES + SEQUENCES; }
+
+/* Whether a unit of few queries takes all key heads, so that rows are read whole, as they lie: where there is about a query for each
+ * sequence, and sequences are so many for each thread that their lengths hardly matter, or (SHARED) so few that threads share
+ * their keys. */
+#define SHARED 2
+static int NAME(whole)(const int64_t *dims) {
+#if ATTN_TILED
+    if (dot_amx) return 0;
+#endif
+    int fits = HEAD_CHUNKS == 1 && HEADS <= ROWS && KV_HEADS * D * (int)sizeof(K_T) <= 4096;
+    if (!fits || TOKENS != SEQUENCES || TOKENS <= 0) return 0;
+#if defined(PAGES_BUF)
+    if (TOKENS < 4 * THREADS && THREADS > 1 && 2 * TOKENS <= SPLITS) return SHARED;
+#endif
+    return TOKENS >= 4 * THREADS || THREADS == 1;
+}
+
 /* Units that share the keys of a query: two for each thread, in all, where there are more threads than units otherwise. */
 static int64_t NAME(splits)(const int64_t *dims) {
 #if defined(PAGES_BUF)
     int64_t units = TOKENS * KV_HEADS * HEAD_CHUNKS / MERGE;
-    if (TOKENS <= 0 || units >= THREADS) return 1;
+    if (TOKENS <= 0 || NAME(whole)(dims) || units >= THREADS) return 1;
     int64_t splits = (2 * THREADS + units - 1) / units, most = SPLITS / TOKENS < CHUNKS ? SPLITS / TOKENS : CHUNKS;
     return splits < most ? splits : most > 1 ? most : 1;
 #else
@@ -83,20 +101,60 @@ static int64_t NAME(splits)(const int64_t *dims) {
 #endif
 }
 
-static int64_t NAME(slots)(const int64_t *dims) { return TOKENS / TILE_QUERIES + SEQUENCES; }
-
-/* Whether a unit of few queries takes all key heads, so that rows are read whole: where there is about a query for each sequence, and
- * sequences are so many for each thread that their lengths hardly matter. */
-static int NAME(whole)(const int64_t *dims) {
-#if ATTN_TILED
-    if (dot_amx) return 0;
-#endif
-    int fits = HEAD_CHUNKS == 1 && HEADS <= ROWS && KV_HEADS * D * (int)sizeof(K_T) <= 4096;
-    return fits && TOKENS == SEQUENCES && TOKENS >= 4 * THREADS;
-}
-
 /* The first key that a query at this position may see. */
 INLINE int NAME(sees_from)(int pos) { return WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0; }
+
+/* The unit takes so many key heads. */
+static void NAME(take)(struct NAME(unit) *u, void *const *bufs, int key_head, int groups) {
+    u->key_head = key_head, u->groups = groups, u->head0 = key_head * GROUP;
+#if KV_CODES
+    u->k_scales = (const float *)bufs[KS_BUF] + KS_OFF + key_head * (int64_t)KS_HEAD;
+    u->v_scales = (const float *)bufs[VS_BUF] + VS_OFF + key_head * (int64_t)VS_HEAD;
+#endif
+}
+
+/* Sequence s owns the tile slots from starts[s] / TILE_QUERIES + s on: enough for it, and known without a
+ * prefix sum. Slots are visited from both ends in turn, so that any half of the units holds half of a causal triangle. */
+static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t at, int64_t head) {
+    const int32_t *starts = bufs[STARTS_BUF];
+    int64_t slots = NAME(slots)(dims);
+    int64_t slot = at & 1 ? slots - 1 - at / 2 : at / 2;
+    int64_t lo = 0, hi = SEQUENCES;
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+        if (starts[mid] / TILE_QUERIES + mid <= slot) lo = mid; else hi = mid;
+    }
+    int64_t q0 = (slot - starts[lo] / TILE_QUERIES - lo) * TILE_QUERIES;
+    int64_t len = starts[lo + 1] - starts[lo];
+    if (q0 < 0 || q0 >= len) return 0;
+    u->q0 = (int)q0;
+    u->queries = (int)(len - q0 < TILE_QUERIES ? len - q0 : TILE_QUERIES);
+    int first = (int)(head % HEAD_CHUNKS) * GROUP_HEADS, groups = NAME(whole)(dims) ? KV_HEADS : MERGE;
+    u->heads = GROUP - first < GROUP_HEADS ? GROUP - first : GROUP_HEADS;
+    u->rows = u->queries * u->heads;
+    NAME(take)(u, bufs, (int)(head / HEAD_CHUNKS), u->rows * groups > ROWS ? 1 : groups);
+    u->head0 += first;
+    u->row0 = starts[lo] + q0;
+    u->pages = 0;
+#if defined(PAGES_BUF)
+    u->pages = (const int32_t *)bufs[PAGES_BUF] + lo * TABLE_PAGES;
+    u->keys = ((const int32_t *)bufs[KV_LENS_BUF])[lo];
+    u->kv_row = 0;
+#elif defined(KV_STARTS_BUF)
+    const int32_t *kv = bufs[KV_STARTS_BUF];
+    u->keys = kv[lo + 1] - kv[lo];
+    u->kv_row = kv[lo];
+#else
+    u->keys = (int)len;
+    u->kv_row = starts[lo];
+#endif
+    u->base = u->keys - (int)len;
+    int last = u->base + u->q0 + u->queries;
+    u->from = NAME(sees_from)(u->base + u->q0) / ATTN_KEYS * ATTN_KEYS;
+    u->to = CAUSAL && last < u->keys ? last : u->keys;
+    u->parts = 1;
+    return u->heads > 0 && u->key_head % u->groups == 0;
+}
 
 /* Leaves the unit those chunks of its keys that begin in parts of equal length, the parts of splits begin .. end; whether there
  * are any. */
@@ -117,66 +175,70 @@ static int NAME(split)(struct NAME(unit) *u, int64_t begin, int64_t end, int64_t
     return u->from < u->to;
 }
 
-/* Sequence s owns the tile slots from starts[s] / TILE_QUERIES + s on: enough for it, and known without a
- * prefix sum. Slots are visited from both ends in turn, so that any half of the units holds half of a causal triangle. */
-static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t at, int64_t head, int64_t begin,
-                      int64_t end, int64_t splits) {
-    const int32_t *starts = bufs[STARTS_BUF];
-    int64_t slots = NAME(slots)(dims);
-    int64_t slot = at & 1 ? slots - 1 - at / 2 : at / 2;
-    int64_t lo = 0, hi = SEQUENCES;
-    while (hi - lo > 1) {
-        int64_t mid = (lo + hi) / 2;
-        if (starts[mid] / TILE_QUERIES + mid <= slot) lo = mid; else hi = mid;
-    }
-    int64_t q0 = (slot - starts[lo] / TILE_QUERIES - lo) * TILE_QUERIES;
-    int64_t len = starts[lo + 1] - starts[lo];
-    if (q0 < 0 || q0 >= len) return 0;
-    u->q0 = (int)q0;
-    u->queries = (int)(len - q0 < TILE_QUERIES ? len - q0 : TILE_QUERIES);
-    u->key_head = (int)(head / HEAD_CHUNKS);
-    int first = (int)(head % HEAD_CHUNKS) * GROUP_HEADS;
-    u->heads = GROUP - first < GROUP_HEADS ? GROUP - first : GROUP_HEADS;
-    u->head0 = u->key_head * GROUP + first;
-    u->rows = u->queries * u->heads;
-    u->groups = NAME(whole)(dims) ? KV_HEADS : MERGE;
-    if (u->rows * u->groups > ROWS) u->groups = 1;
-    u->row0 = starts[lo] + q0;
-    u->pages = 0;
-#if defined(PAGES_BUF)
-    u->pages = (const int32_t *)bufs[PAGES_BUF] + lo * TABLE_PAGES;
-    u->keys = ((const int32_t *)bufs[KV_LENS_BUF])[lo];
-    u->kv_row = 0;
-#elif defined(KV_STARTS_BUF)
-    const int32_t *kv = bufs[KV_STARTS_BUF];
-    u->keys = kv[lo + 1] - kv[lo];
-    u->kv_row = kv[lo];
-#else
-    u->keys = (int)len;
-    u->kv_row = starts[lo];
-#endif
-    u->base = u->keys - (int)len;
-#if KV_CODES
-    u->k_scales = (const float *)bufs[KS_BUF] + KS_OFF + u->key_head * (int64_t)KS_HEAD;
-    u->v_scales = (const float *)bufs[VS_BUF] + VS_OFF + u->key_head * (int64_t)VS_HEAD;
-#endif
-    int last = u->base + u->q0 + u->queries;
-    u->from = NAME(sees_from)(u->base + u->q0) / ATTN_KEYS * ATTN_KEYS;
-    u->to = CAUSAL && last < u->keys ? last : u->keys;
-    u->parts = 1;
-    return u->heads > 0 && u->key_head % u->groups == 0 && NAME(split)(u, begin, end, splits);
-}
-
 /* Where a thread is in its range of indices. An index is a slot and a key head, and where keys are shared a split, too: then
  * those of neighbouring heads lie within that of a split, and splits of a head that are neighbours are one unit. Where units take all
  * heads, those of a slot lie side by side. */
 struct NAME(walk) {
     int64_t at, end, splits;
     int head;
+    /* Where threads share whole rows an index is as much of the work as any other. All of it; the slot to go on with, what lies before it,
+     * its first key to go on with, or -1. */
+    int shared;
+    int64_t all, slot, before;
+    int key;
 };
+
+/* Indices over which shared work is spread: four for each thread, so that a slower one leaves some to others. */
+#define SHARES (4 * THREADS)
+
+#if defined(PAGES_BUF)
+/* Whether what lies in the middle of so much work, from here on, is of the range. */
+INLINE int NAME(mine)(const struct NAME(walk) *w, const int64_t *dims, int64_t from, int64_t much) {
+    int64_t at = (2 * from + much) * SHARES;
+    return at >= 2 * w->all * w->at && at < 2 * w->all * w->end;
+}
+
+/* The next unit where whole rows are shared. Work is counted in keys of a key head. What is not divided is a chunk of keys for a key head;
+ * a unit are chunks for all heads, or heads of a chunk. Several queries are a unit with each key head. */
+static int NAME(next_share)(struct NAME(unit) *u, struct NAME(walk) *w, void *const *bufs, const int64_t *dims) {
+    int64_t slots = NAME(slots)(dims);
+    if (!w->all) w->key = -1;
+    for (int64_t s = w->all ? slots : 0; s < slots; s++)
+        if (NAME(find)(u, bufs, dims, s, 0)) w->all += (int64_t)(u->to > u->from ? u->to - u->from : 1) * u->queries * KV_HEADS;
+    for (int64_t done = 0;; w->slot++, w->before += done, w->key = -1, w->head = 0, done = 0) {
+        if (w->slot >= slots) return 0;
+        if (!NAME(find)(u, bufs, dims, w->slot, 0)) continue;
+        int first = u->from, last = u->to > first ? u->to : first + 1, to = u->to, one = u->queries == 1, groups = 0;
+        done = (int64_t)(last - first) * u->queries * KV_HEADS;
+        u->parts = one && attn_chunk(first) != attn_chunk(last - 1) ? 2 : 1;
+        for (int j = w->key < 0 ? first : w->key, stop; j < last; j = stop, w->head = 0) {
+            stop = one && attn_chunk_end(j) < last ? attn_chunk_end(j) : last;
+            int64_t much = (int64_t)(stop - j) * u->queries, at = w->before + (int64_t)(j - first) * u->queries * KV_HEADS;
+            int from = w->head;
+            while (from < KV_HEADS && !NAME(mine)(w, dims, at + from * much, much)) from++;
+            int end = from;
+            while (end < KV_HEADS && (one || end == from) && NAME(mine)(w, dims, at + end * much, much)) end++;
+            w->key = j;
+            if (groups && (groups < KV_HEADS || end - from < KV_HEADS)) break;
+            if (end == from) continue;
+            if (!groups) NAME(take)(u, bufs, from, end - from), u->from = j;
+            groups = end - from, u->to = stop < to ? stop : to;
+            w->key = stop, w->head = 0;
+            if (end < KV_HEADS) {
+                w->key = j, w->head = end;
+                break;
+            }
+        }
+        if (groups) return 1;
+    }
+}
+#endif
 
 /* The next unit, if there is one. */
 OUTLINE int NAME(next)(struct NAME(unit) *u, struct NAME(walk) *w, void *const *bufs, const int64_t *dims) {
+#if defined(PAGES_BUF)
+    if (w->shared) return NAME(next_share)(u, w, bufs, dims);
+#endif
     int64_t heads = NAME(whole)(dims) ? KV_HEADS : w->splits > 1 ? MERGE : 1, block = w->splits * heads, slots = NAME(slots)(dims);
     while (w->at < w->end) {
         int64_t first = w->at / block * block, stop = w->end < first + block ? w->end : first + block;
@@ -186,7 +248,7 @@ OUTLINE int NAME(next)(struct NAME(unit) *u, struct NAME(walk) *w, void *const *
         }
         int64_t h = w->head++, begin = (w->at - first - h + heads - 1) / heads, end = (stop - first - h + heads - 1) / heads;
         int64_t slot = first / block % slots, head = first / block / slots * heads + h;
-        if (begin < end && NAME(find)(u, bufs, dims, slot, head, begin, end, w->splits)) return 1;
+        if (begin < end && NAME(find)(u, bufs, dims, slot, head) && NAME(split)(u, begin, end, w->splits)) return 1;
     }
     return 0;
 }
@@ -197,6 +259,13 @@ INLINE int NAME(head)(const struct NAME(unit) *u, int r) {
     return u->head0 + r / u->rows * GROUP + r % u->rows % u->heads;
 }
 
+/* Keys from a multiple of RUN on, within a tile, that lie one behind the other. */
+#if defined(PAGES_BUF)
+#define RUN ((PAGE & -PAGE) < ATTN_KEYS ? (PAGE & -PAGE) : ATTN_KEYS)
+#else
+#define RUN ATTN_KEYS
+#endif
+
 INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
 #if defined(PAGES_BUF)
     return (int64_t)u->pages[j / PAGE] * PAGE + j % PAGE;
@@ -205,7 +274,8 @@ INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
 #endif
 }
 
-/* Lines of keys and values that are asked for ahead, in the order in which they lie, which the processor's own prefetching
+#if ATTN_TILED
+/* Lines of keys and values that the matrix unit's way asks for ahead, in the order in which they lie, which the processor's own prefetching
  * follows: those of all heads at hand, a row after the other. */
 struct NAME(ahead) {
     const K_T *k;
@@ -227,16 +297,6 @@ INLINE void NAME(prefetch_from)(struct NAME(ahead) *next, const struct NAME(unit
     NAME(turn)(next, rows, left);
 }
 
-/* So many rows, whole. */
-INLINE void NAME(prefetch_rows)(struct NAME(ahead) *next, int rows) {
-    for (; rows > 0 && next->row < next->end; rows--, next->row++) {
-        int64_t row = next->rows[next->row];
-        const char *k = (const char *)(next->k + row * K_ROW), *v = (const char *)(next->v + row * V_ROW);
-        for (int i = 0; i < next->lines_k; i++) __builtin_prefetch(k + i * 64, 0, 2);
-        for (int i = next->lines_k; i < next->lines; i++) __builtin_prefetch(v + (i - next->lines_k) * 64, 0, 2);
-    }
-}
-
 INLINE void NAME(prefetch)(struct NAME(ahead) *next, int lines) {
     for (; lines > 0 && next->row < next->end; lines--) {
         int64_t row = next->rows[next->row];
@@ -247,6 +307,7 @@ INLINE void NAME(prefetch)(struct NAME(ahead) *next, int lines) {
         if (++next->at == next->lines) next->at = 0, next->row++;
     }
 }
+#endif
 
 /* The row of the result that a unit's row is. */
 INLINE int64_t NAME(result)(const struct NAME(unit) *u, int r) {

@@ -41,49 +41,47 @@ static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *
 
 static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(state) t;
-    struct NAME(unit) u, then;
-    struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0};
+    struct NAME(unit) two[2], *u = &two[0], *then = &two[1], *spare;
+    struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0, NAME(whole)(dims) == SHARED};
 #if ONE_QUERY
-    struct NAME(ahead) ahead = {0};
-    int asked = 0; /* whether the first keys were asked for beside the unit before */
+    struct NAME(fetch) fetch = {.all_k = (const K_T *)bufs[K_BUF] + K_OFF, .all_v = (const V_T *)bufs[V_BUF] + V_OFF};
 #endif
-    for (int is = NAME(next)(&u, &walk, bufs, dims), more; is; u = then, is = more) {
-        more = NAME(next)(&then, &walk, bufs, dims);
-        int rows = u.groups * u.rows;
-        NAME(begin)(&u, &t, bufs[Q_BUF]);
-        if (u.from >= u.to) NAME(clear)(&u, t.all);
+    for (int is = NAME(next)(u, &walk, bufs, dims), more; is; spare = u, u = then, then = spare, is = more) {
+        more = NAME(next)(then, &walk, bufs, dims);
+        int rows = u->groups * u->rows;
+        NAME(begin)(u, &t, bufs[Q_BUF]);
+        if (u->from >= u->to) NAME(clear)(u, t.all);
 #if ONE_QUERY
-        int64_t around[2][ATTN_KEYS], *first = around[u.from / ATTN_KEYS % 2];
-        const struct NAME(unit) *behind = more && then.queries == 1 && then.from < then.to ? &then : 0;
-        if (u.queries == 1 && u.from < u.to) {
-            NAME(rows)(&u, u.from, first), NAME(prefetch_from)(&ahead, &u, bufs, first, u.to - u.from);
-            if (!asked) NAME(prefetch_rows)(&ahead, ATTN_KEYS);
-            asked = behind != 0;
+        if (u->queries == 1 && u->from < u->to) {
+            if (fetch.u != u) fetch.u = u, NAME(fetch_tile)(&fetch, u->from);
+            fetch.then = more && then->queries == 1 && then->from < then->to ? then : 0;
         }
 #endif
-        for (int j0 = u.from, end; j0 < u.to; j0 = end) {
-            end = attn_chunk_end(j0) < u.to ? attn_chunk_end(j0) : u.to;
-            NAME(clear)(&u, t.now);
+        for (int j0 = u->from, end; j0 < u->to; j0 = end) {
+            end = attn_chunk_end(j0) < u->to ? attn_chunk_end(j0) : u->to;
+            NAME(clear)(u, t.now);
 #if ONE_QUERY
-            if (u.queries == 1)
-                NAME(one)(&u, behind, &t, bufs, j0, end, around, &ahead);
+            if (u->queries == 1)
+                NAME(one)(u, &t, bufs, j0, end, &fetch);
             else
 #endif
-                for (int j = j0; j < end; j += ATTN_KEYS) NAME(tile)(&u, &t, bufs, j);
+                for (int j = j0; j < end; j += ATTN_KEYS) NAME(tile)(u, &t, bufs, j);
             struct NAME(sums) *now = t.now;
 #if PAIRED_VALUES
             NAME(total)(now, rows);
 #endif
-            for (int r = 0; u.parts > 1 && r < rows; r++) NAME(keep)(&u, r, j0, now->max[r], now->sum[r], now->o[r], scratch);
-            if (j0 == u.from) t.now = t.all, t.all = now;
-            else if (u.parts == 1) NAME(rows_join)(&u, &t, j0, end);
+            for (int r = 0; u->parts > 1 && r < rows; r++) NAME(keep)(u, r, j0, now->max[r], now->sum[r], now->o[r], scratch);
+            if (j0 == u->from) t.now = t.all, t.all = now;
+            else if (u->parts == 1) NAME(rows_join)(u, &t, j0, end);
         }
-        for (int r = 0; u.parts == 1 && r < rows; r++)
-            NAME(write)(&u, r, t.all->max[r] * ROWS_MAX, t.all->sum[r], t.all->o[r], bufs);
+        for (int r = 0; u->parts == 1 && r < rows; r++)
+            NAME(write)(u, r, t.all->max[r] * ROWS_MAX, t.all->sum[r], t.all->o[r], bufs);
     }
 }
 
-int64_t NAME(units0)(const int64_t *dims) { return NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS * NAME(splits)(dims); }
+int64_t NAME(units0)(const int64_t *dims) {
+    return NAME(whole)(dims) == SHARED ? SHARES : NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS * NAME(splits)(dims);
+}
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
 #if ATTN_TILED
@@ -112,13 +110,15 @@ INLINE float NAME(natural)(float max) {
 }
 
 int64_t NAME(units1)(const int64_t *dims) {
+    if (NAME(whole)(dims) == SHARED) return CHUNKS > 1 ? NAME(slots)(dims) : 0;
     return NAME(splits)(dims) > 1 ? NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS : 0;
 }
 
 /* Chunks of rows whose keys were shared are joined in their order, as where one unit has them all. */
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(unit) u;
-    struct NAME(walk) walk = {begin, end, 1, 0};
+    int64_t of_slot = NAME(whole)(dims) == SHARED ? KV_HEADS : 1;
+    struct NAME(walk) walk = {begin * of_slot, end * of_slot, 1, 0};
     while (NAME(next)(&u, &walk, bufs, dims)) {
         if (u.queries > 1 || u.from >= u.to || attn_chunk(u.from) == attn_chunk(u.to - 1)) continue;
         for (int r = 0; r < u.groups * u.rows; r++) {
@@ -164,5 +164,9 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef TILE_QUERIES
 #undef MERGES
 #undef MERGE
+#undef RUN
+#undef SHARED
+#undef SHARES
+#undef ONE_NV
 #undef DP
 #undef DVP

@@ -113,7 +113,13 @@ INLINE void NAME(words)(struct NAME(state) *t, const void *const *rows, int each
 #if KV_CODES || ONE_QUERY
 /* Rows of keys j0 and on; past the unit's last key that one again. */
 static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
-    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->to ? j0 + i : u->to - 1);
+    int n = u->to - j0 < ATTN_KEYS ? u->to - j0 : ATTN_KEYS;
+    for (int i = 0, end; i < n; i = end) {
+        int64_t row = NAME(key_row)(u, j0 + i) - i;
+        end = i + RUN - (j0 + i) % RUN < n ? i + RUN - (j0 + i) % RUN : n;
+        for (int of = i; of < end; of++) rows[of] = row + of;
+    }
+    for (int i = n; i < ATTN_KEYS; i++) rows[i] = rows[n - 1];
 }
 #endif
 

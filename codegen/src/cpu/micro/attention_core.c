@@ -142,7 +142,29 @@ INLINE vf attn_zip_hi(vf a, vf b) {
 #endif
 }
 
-/* Transposes VW x VW in registers: each round of zips rotates the bits of (row, lane) by one. */
+/* Transposes VW x VW in registers. */
+#if VW == 8
+/* Lines i and i + 4 meet in a vector as they are loaded, so that all that is left stays within halves of vectors: a shuffle across
+ * halves takes longer. */
+INLINE vf attn_halves(const float *low, const float *high) {
+    typedef float half __attribute__((vector_size(16), aligned(4), may_alias));
+    return __builtin_shufflevector(*(const half *)low, *(const half *)high, 0, 1, 2, 3, 4, 5, 6, 7);
+}
+#define ATTN_TRANSPOSE(LINE, to, ld_to)                                                            \
+    _Pragma("GCC unroll 2") for (int w = 0; w < VW; w += 4) {                                      \
+        vf x[4], y[4];                                                                             \
+        ATTN_EACH(i, 4) x[i] = attn_halves(LINE(i) + w, LINE(i + 4) + w);                          \
+        ATTN_EACH(i, 2) {                                                                          \
+            y[i] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);      \
+            y[i + 2] = __builtin_shufflevector(x[2 * i], x[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15); \
+        }                                                                                          \
+        for (int i = 0; i < 4; i += 2) {                                                           \
+            v_store(to + (w + i) * ld_to, __builtin_shufflevector(y[i], y[i + 1], 0, 1, 8, 9, 4, 5, 12, 13)); \
+            v_store(to + (w + i + 1) * ld_to, __builtin_shufflevector(y[i], y[i + 1], 2, 3, 10, 11, 6, 7, 14, 15)); \
+        }                                                                                          \
+    }
+#else
+/* Each round of zips rotates the bits of (row, lane) by one. */
 #define ATTN_TRANSPOSE(LINE, to, ld_to)                                                            \
     vf x[VW], y[VW];                                                                               \
     ATTN_EACH(i, VW / 2) { x[i] = v_load(LINE(i)); x[i + VW / 2] = v_load(LINE(i + VW / 2)); }     \
@@ -154,6 +176,7 @@ INLINE vf attn_zip_hi(vf a, vf b) {
         ATTN_EACH(i, VW / 2) { x[2 * i] = y[2 * i]; x[2 * i + 1] = y[2 * i + 1]; }                 \
     }                                                                                              \
     ATTN_EACH(i, VW / 2) { v_store(to + i * ld_to, x[i]); v_store(to + (i + VW / 2) * ld_to, x[i + VW / 2]); }
+#endif
 
 INLINE void attn_transpose(const float *from, int64_t ld_from, float *to, int64_t ld_to) {
 #define ATTN_LINE(i) (from + (i) * ld_from)
@@ -191,6 +214,9 @@ INLINE vf attn_widen(const void *from) {
     typedef int whole __attribute__((vector_size(64)));
     half h = (half) * (const vh_loose *)from;
     return (vf)((vu)__builtin_ia32_pmovzxwd512_mask(h, (whole){0}, (uint16_t)-1) << 16);
+#elif VW == 8 && defined(__AVX2__) && !defined(__clang__)
+    typedef short half __attribute__((vector_size(16)));
+    return (vf)((vu)__builtin_ia32_pmovzxwd256((half) * (const vh_loose *)from) << 16);
 #else
     return (vf)(__builtin_convertvector(*(const vh_loose *)from, vu) << 16);
 #endif
