@@ -84,7 +84,9 @@ static int NAME(whole)(const int64_t *dims) {
     int fits = HEAD_CHUNKS == 1 && HEADS <= ROWS && KV_HEADS * D * (int)sizeof(K_T) <= 4096;
     if (!fits || TOKENS != SEQUENCES || TOKENS <= 0) return 0;
 #if defined(PAGES_BUF)
-    if (TOKENS < 4 * THREADS && THREADS > 1 && 2 * TOKENS <= SPLITS) return SHARED;
+    /* Not where parts of rows are long and as many for each thread: threads that read rows far from one another hinder each other. */
+    int parts = MERGE * D * (int)sizeof(K_T) >= 1024 && TOKENS * KV_HEADS / MERGE % THREADS == 0;
+    if (TOKENS < 4 * THREADS && THREADS > 1 && 2 * TOKENS <= SPLITS && !parts) return SHARED;
 #endif
     return TOKENS >= 4 * THREADS || THREADS == 1;
 }
@@ -188,8 +190,8 @@ struct NAME(walk) {
     int key;
 };
 
-/* Indices over which shared work is spread: four for each thread, so that a slower one leaves some to others. */
-#define SHARES (4 * THREADS)
+/* Indices over which shared work is spread: one for each thread, for a range of them begins with nothing on its way from memory. */
+#define SHARES THREADS
 
 #if defined(PAGES_BUF)
 /* Whether what lies in the middle of so much work, from here on, is of the range. */
