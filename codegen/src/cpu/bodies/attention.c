@@ -183,20 +183,18 @@ static int NAME(split)(struct NAME(unit) *u, int64_t begin, int64_t end, int64_t
 struct NAME(walk) {
     int64_t at, end, splits;
     int head;
-    /* Where threads share whole rows an index is as much of the work as any other. All of it; the slot to go on with, what lies before it,
-     * its first key to go on with, or -1. */
+    /* Where threads share whole rows there is an index for each thread, as much of the work as any other: not more of them, for each
+     * begins with nothing on its way from memory. All of the work; the slot to go on with, what lies before it, its first key to go on
+     * with, or -1. */
     int shared;
     int64_t all, slot, before;
     int key;
 };
 
-/* Indices over which shared work is spread: one for each thread, for a range of them begins with nothing on its way from memory. */
-#define SHARES THREADS
-
 #if defined(PAGES_BUF)
 /* Whether what lies in the middle of so much work, from here on, is of the range. */
 INLINE int NAME(mine)(const struct NAME(walk) *w, const int64_t *dims, int64_t from, int64_t much) {
-    int64_t at = (2 * from + much) * SHARES;
+    int64_t at = (2 * from + much) * THREADS;
     return at >= 2 * w->all * w->at && at < 2 * w->all * w->end;
 }
 

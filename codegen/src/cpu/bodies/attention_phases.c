@@ -80,7 +80,7 @@ static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch,
 }
 
 int64_t NAME(units0)(const int64_t *dims) {
-    return NAME(whole)(dims) == SHARED ? SHARES : NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS * NAME(splits)(dims);
+    return NAME(whole)(dims) == SHARED ? THREADS : NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS * NAME(splits)(dims);
 }
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
@@ -166,7 +166,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef MERGE
 #undef RUN
 #undef SHARED
-#undef SHARES
 #undef ONE_NV
 #undef DP
 #undef DVP
