@@ -90,10 +90,16 @@ fi
 table="--ignored --exact --nocapture --test-threads 1"
 step kernels 240 "$here/kernels" cuda::gpu::tables_agree_on_the_gpu $table
 
+# What they say stands beside the file, FILE.TOOL.
 if command -v compute-sanitizer >/dev/null 2>&1; then
     for tool in memcheck racecheck initcheck synccheck; do
-        step sanitizer 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$here/astrai" verify "$here/golden/llama" \
+        step sanitizer 45 compute-sanitizer --tool "$tool" --error-exitcode 9 --log-file "$out.$tool" "$here/astrai" verify "$here/golden/llama" \
             --device cuda --only logits --json
+    done
+    # Weights and pages of 8 bits, by tensor cores.
+    for tool in memcheck racecheck; do
+        step sanitizer 30 compute-sanitizer --tool "$tool" --error-exitcode 9 --log-file "$out.codes.$tool" "$here/astrai" bench decode \
+            --shape "$here/golden/llama/config.json" --dtype bf16 --quantize int8 --kv-cache-dtype int8 --seq 100 --new 2 --repeat 1 --device cuda
     done
 else
     say '{"step":"sanitizer","skipped":"no compute-sanitizer"}'
@@ -127,6 +133,14 @@ else
         timing prefill "$here/shapes/qwen3-0.6b.json" --dtype "$dtype" --seq 512
         timing train "$here/shapes/llama-124m.json" --dtype "$dtype" --batch 4 --seq 256 --repeat 3
     done
-    step timings 60 "$here/astrai" bench gemm --device cuda --dtype bf16
+    qwen=$here/shapes/qwen3-0.6b.json
+    for storage in int4 int8 fp8; do
+        step timings 60 "$here/astrai" bench decode --shape "$qwen" --device cuda --dtype bf16 --quantize $storage --seq 512 --new 32
+        step timings 60 "$here/astrai" bench decode --shape "$qwen" --device cuda --dtype bf16 --quantize $storage --seq 512 --new 32 --batch 16
+        step timings 60 "$here/astrai" bench prefill --shape "$qwen" --device cuda --dtype bf16 --quantize $storage --seq 512
+    done
+    for pages in auto int8; do
+        step timings 60 "$here/astrai" bench decode --shape "$qwen" --device cuda --dtype bf16 --kv-cache-dtype $pages --seq 4096 --new 32
+    done
 fi
 exit $failed

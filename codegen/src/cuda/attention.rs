@@ -175,7 +175,9 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, target: &T
     let tensor = by_tensor_cores(f, target);
     // A line of shared memory has an odd number of pieces of 16 bytes where these cannot be swizzled.
     let line = |size: usize| size / 8 + usize::from(!(size / 8).is_power_of_two());
-    let tensor_floats = TENSOR_KEYS * (2 * line(d) + line(dv)) * 4;
+    // Codes wait as they are, each line with a scale.
+    let codes = if f.codes.is_some() { (d + dv) / 4 + 2 } else { 0 };
+    let tensor_floats = TENSOR_KEYS * ((2 * line(d) + line(dv)) * 4 + codes);
     if tensor {
         program.text(&format!("constexpr int TENSOR_FLOATS = {tensor_floats};\n{TENSOR}"));
     }
@@ -229,13 +231,17 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, target: &T
     program.finish()
 }
 
-/// True where tensor cores make the products: of bf16 heads whose neighbours in memory come eight at once.
+/// True where tensor cores make the products: of bf16 heads whose neighbours in memory come eight at once, or codes that come sixteen at once.
 fn by_tensor_cores(f: &AttentionForm, target: &Target) -> bool {
-    let eight = Dim::from(8);
-    let whole = |h: &Heads| [&h.offset, &h.row, &h.head].iter().all(|d| d.div_exact(&eight).is_some());
-    let narrow = f.qkv.iter().all(|h| h.dtype == DType::BF16 && whole(h));
+    let whole = |h: &Heads, n: usize| {
+        [&h.offset, &h.row, &h.head].iter().all(|d| d.div_exact(&Dim::from(n)).is_some())
+    };
+    let [q, k, v] = &f.qkv;
+    let narrow = |h: &Heads| h.dtype == DType::BF16 && whole(h, 8);
+    let coded = |h: &Heads| matches!(h.dtype, DType::I8 | DType::F8E4M3) && whole(h, 16);
+    let held = [k, v].iter().all(|h| if f.codes.is_some() { coded(h) } else { narrow(h) });
     let fits = |size: &usize| size.is_multiple_of(16) && *size <= TENSOR_WIDE;
-    target.matrix_unit && narrow && f.codes.is_none() && f.sizes[2..].iter().all(fits)
+    target.matrix_unit && narrow(q) && held && f.sizes[2..].iter().all(fits)
 }
 
 /// The kernel of attention's gradient.

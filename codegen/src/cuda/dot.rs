@@ -30,18 +30,22 @@ const TILES: [Tile; 3] = [
     Tile { rows: 64, columns: 64, mine: [8, 4] },
     Tile { rows: 32, columns: 32, mine: [4, 2] },
 ];
+/// The largest of a right side of codes: their widening is for as many rows, and the sums of a step fit beside those of all.
+const CODED: Tile = Tile { rows: 128, columns: 64, mine: [8, 4] };
 /// Registers of a thread: two blocks of the largest tile share a multiprocessor, four of the others.
 pub(super) const REGISTERS: u32 = 128;
 /// Most rows for which a block takes all of them, and no tile.
 const FEW_ROWS: usize = 16;
-/// Fewest columns of the right side that it takes then.
+/// Columns of the right side that it takes then by tensor cores; half as many where there were fewer blocks than multiprocessors.
 const FEW_COLUMNS: usize = 16;
 /// Elements of a thread of a left side that is computed first, where blocks share a row.
 const PART: usize = 4;
 
 impl Tile {
-    /// The first tile of which three quarters of so many processors get one, else the smallest; of `batch` results of these sizes.
-    pub fn pick(batch: u64, rows: u64, columns: u64, processors: u32) -> Tile {
+    /// The first tile of which three quarters of so many processors get one, else the smallest; of these many results, rows and columns. `coded`:
+    /// tensor cores multiply by codes.
+    pub fn pick(coded: bool, [batch, rows, columns]: [u64; 3], processors: u32) -> Tile {
+        let tiles = [if coded { CODED } else { TILES[0] }, TILES[1], TILES[2]];
         let of = |t: &&Tile| {
             let tiles = batch * rows.div_ceil(t.rows as u64) * columns.div_ceil(t.columns as u64);
             // A tile that is more than half empty computes for nothing.
@@ -49,7 +53,7 @@ impl Tile {
                 && rows * 2 > t.rows as u64
                 && columns * 2 > t.columns as u64
         };
-        TILES.iter().find(of).copied().unwrap_or(TILES[2])
+        tiles.iter().find(of).copied().unwrap_or(tiles[2])
     }
 
     /// Threads of a block.
@@ -161,17 +165,24 @@ fn most(g: &Graph, d: &Dim) -> u64 {
     bound(&g.symbols, d).unwrap_or(u64::MAX >> 32)
 }
 
+/// True where tensor cores multiply a left side of this type by codes.
+fn by_codes(codes: &Option<DotCodes>, left: DType) -> bool {
+    left == DType::BF16 && codes.as_ref().is_some_and(|c| c.group.is_multiple_of(32))
+}
+
 /// The kernel of a region around a dot.
 pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) -> Result<Kernel, String> {
     let g = region.graph();
     let one = Dim::from(1);
     let batch = f.batch.as_ref().map_or(&one, |b| &b.count);
-    let tile = Tile::pick(most(g, batch), most(g, &f.m), most(g, &f.n), processors);
+    let x = g.node(f.node).args[0];
+    let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
+    let narrow = f.left.as_ref().map(|l| l.dtype).or(rows.as_ref().map(|r| r.dtype(region)));
+    let sizes = [most(g, batch), most(g, &f.m), most(g, &f.n)];
+    let tile = Tile::pick(by_codes(&f.codes, narrow.unwrap_or(DType::F32)), sizes, processors);
     // A step of decode has few rows in a program that takes many.
     let few = f.batch.is_none() && f.right.along.is_one() && f.m.size().is_none_or(|m| m <= FEW_ROWS);
     let few = few && f.left.as_ref().is_none_or(|l| l.along.is_one());
-    let x = g.node(f.node).args[0];
-    let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
     let mut program = Program::new(region, name, tile.threads(), REGISTERS)
         .workspace(rows.as_ref().map_or(Dim::from(0), |r| r.bytes(region)));
     program.text(VALUES);
@@ -194,7 +205,9 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let (down, across) = (tile.down(&f.m), tile.across(&f.n));
     let units = &(&down * &across) * batch;
     // None where there are no rows.
-    let runs = &f.n.ceil_div(&Dim::from(FEW_COLUMNS)) * &f.m.at_most(&one);
+    let alone = most(g, &f.n) < FEW_COLUMNS as u64 * u64::from(processors);
+    let wide = if alone { FEW_COLUMNS / 2 } else { FEW_COLUMNS };
+    let runs = &f.n.ceil_div(&Dim::from(wide)) * &f.m.at_most(&one);
     program.entry(&if few { units.at_least(&runs) } else { units.clone() }, 0, |p| {
         left.declare(p, "left");
         right.declare(p, "right");
@@ -204,9 +217,12 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
             let taken = (FEW_ROWS as u64).min(most(g, &f.m)).max(1);
             p.braces(&format!("if ({m} <= {taken})"), |p| {
                 store.print(p, "tile_row", "tile_column");
-                p.line("constexpr int wide = few_columns<decltype(left), decltype(right)>();");
+                let sides = "decltype(left), decltype(right)";
+                p.line(&format!("const int wide = few_columns<{wide}, {sides}>({m});"));
                 p.line(&format!("for (index_t unit = blockIdx.x; unit * wide < {n}; unit += gridDim.x)"));
-                p.line(&format!("    few_sums<{taken}>(left, right, {m}, unit, {n}, {k}, shared, store);"));
+                p.line(&format!(
+                    "    few_sums<{taken}, {wide}>(left, right, {m}, unit, {n}, {k}, shared, store);"
+                ));
                 p.line("return;");
             });
         }
@@ -248,7 +264,8 @@ pub(super) fn grouped(
     let (n, k) = (Dim::from(f.n), Dim::from(f.k));
     let rows = Rows { x: g.node(f.node).args[0], count: f.rows.clone(), length: k.clone() };
     let a_group = most(g, &f.rows).div_ceil(f.groups.max(1) as u64);
-    let tile = Tile::pick(f.groups as u64, a_group, f.n as u64, processors);
+    let coded = by_codes(&f.codes, rows.dtype(region));
+    let tile = Tile::pick(coded, [f.groups as u64, a_group, f.n as u64], processors);
     let mut program = Program::new(region, name, tile.threads(), REGISTERS).workspace(rows.bytes(region));
     program.text(VALUES);
     program.text(TILE);
@@ -295,7 +312,7 @@ pub(super) fn grouped(
 /// The kernel of a region around sums of outer products by groups of rows.
 pub(super) fn outer(region: &Region, f: &OuterForm, name: &str, processors: u32) -> Result<Kernel, String> {
     let [m, n] = f.size.map(Dim::from);
-    let tile = Tile::pick(f.groups as u64, f.size[0] as u64, f.size[1] as u64, processors);
+    let tile = Tile::pick(false, [f.groups, f.size[0], f.size[1]].map(|n| n as u64), processors);
     let mut program = Program::new(region, name, tile.threads(), REGISTERS);
     program.text(VALUES);
     program.text(TILE);

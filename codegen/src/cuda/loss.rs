@@ -22,7 +22,7 @@ fn chunk(f: &LossForm) -> usize {
 /// The kernel.
 pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32) -> Kernel {
     let (chunk, [vocab, width]) = (chunk(f), f.size.map(Dim::from));
-    let tile = Tile::pick(1, chunk as u64, f.size[0] as u64, processors);
+    let tile = Tile::pick(false, [1, chunk as u64, f.size[0] as u64], processors);
     let line = Dim::from(f.size[0].next_multiple_of(4));
     let rounds = f.tokens.0.ceil_div(&Dim::from(chunk)).at_least(&Dim::from(1));
     let rounds = if f.tokens.1 <= chunk { Dim::from(1) } else { rounds };

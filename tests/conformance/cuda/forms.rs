@@ -4,7 +4,7 @@
 use crate::kernels::dots::codes;
 use crate::kernels::table::{Fill, Table, dims, mix, rows};
 use astrai_ir::ops::{
-    Activation, Attention, AttentionGrad, Concat, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
+    Activation, Attention, AttentionGrad, Concat, Dequant, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
     GroupedOuter, Groups, LinearCrossEntropy, LinearCrossEntropyGrad, ReduceKind, Route, Sample, Scatter,
     ScatterKind, Scores, Store, UnaryKind,
 };
@@ -254,27 +254,46 @@ fn pages() -> Table {
     let unused = t.x(rows(&[]));
     t.case("unused", unused);
     let list = |v: Vec<usize>| Fill::List(v.into_iter().map(|x| x as f64).collect());
+    // Numbers, and codes beside queries of bf16.
+    let shapes = [
+        (None, (4usize, 2usize, 16usize, 16usize)),
+        (None, (9, 3, 64, 64)),
+        (None, (20, 1, 576, 512)),
+        (None, (3, 3, 33, 7)),
+        (Some(Code::Int8), (8, 2, 64, 128)),
+        (Some(Code::Fp8), (6, 3, 128, 48)),
+        (Some(Code::Int8), (5, 1, 96, 16)),
+    ];
     for (which, (starts, lens)) in BATCHES.into_iter().enumerate() {
-        for (at, (h, kv, d, dv)) in
-            [(4usize, 2usize, 16usize, 16usize), (9, 3, 64, 64), (20, 1, 576, 512), (3, 3, 33, 7)]
-                .into_iter()
-                .enumerate()
-        {
+        for (i, (code, (h, kv, d, dv))) in shapes.into_iter().enumerate() {
+            let at = i % 4;
             if which == 1 && at == 3 {
                 continue;
             }
             let page = [16, 4, 16, 1][at];
-            let (dtype, width) = (NARROW[(at + which) % 2], (lens[0] + 15).div_ceil(page));
+            let dtype = if code.is_some() { DType::BF16 } else { NARROW[(at + which) % 2] };
+            let width = (lens[0] + 15).div_ceil(page);
             let pages = 4 * width + 3 + usize::from((4 * width + 3).is_multiple_of(7));
             let number =
                 |i: usize| if i % width < lens[i / width].div_ceil(page) { i * 7 % pages } else { 1 << 30 };
             let starts = t.input(DType::I32, dims(&[5]), list(starts.to_vec()));
             let tables = t.input(DType::I32, dims(&[4, width]), list((0..4 * width).map(number).collect()));
             let keys = t.input(DType::I32, dims(&[4]), list(lens.to_vec()));
-            let q = t.input(dtype, dims(&[[16, 5][which], h, d]), Fill::Real(-2.0, 2.0));
+            let mut q = t.input(dtype, dims(&[[16, 5][which], h, d]), Fill::Real(-2.0, 2.0));
+            if code.is_some() {
+                q = t.g.cast(q, DType::F32).unwrap();
+            }
             let state = |t: &mut Table, letter: &str, d: usize| {
-                let ty = Type::new(dtype, dims(&[pages * page, kv, d]));
-                t.state(&format!("{letter}{which}{at}"), ty, Fill::Real(-2.0, 2.0))
+                let (name, shape) = (format!("{letter}{which}{i}"), dims(&[pages * page, kv, d]));
+                let Some(code) = code else {
+                    return t.state(&name, Type::new(dtype, shape), Fill::Real(-2.0, 2.0));
+                };
+                let bytes = (0..7919).map(|i| (i * 131 % 255) as f64 - 127.0).collect();
+                let codes =
+                    t.state(&format!("{name}#codes"), Type::new(code.dtype(), shape), Fill::List(bytes));
+                let ty = Type::new(DType::F32, dims(&[pages * page, kv, 1]));
+                let scales = t.state(&format!("{name}#scales"), ty, Fill::Real(0.002, 0.02));
+                t.g.push(Dequant { code }, &[codes, scales]).unwrap()
             };
             let (k, v) = (state(&mut t, "k", d), state(&mut t, "v", dv));
             let (causal, window, softcap, sinks) = OPTIONS[at];
@@ -289,12 +308,12 @@ fn pages() -> Table {
             };
             let mut args = vec![q, k, v, starts, tables, keys];
             if sinks {
-                args.push(t.input(dtype, dims(&[h]), Fill::Real(-1.0, 3.0)));
+                args.push(t.input(t.g.ty(q).dtype, dims(&[h]), Fill::Real(-1.0, 3.0)));
             }
             let both = t.g.push(op, &args).unwrap();
             for part in 0..2 {
                 let x = t.g.part(both, part).unwrap();
-                t.case(&format!("{which} {at}, {part}"), x);
+                t.case(&format!("{which} {i}, {part}"), x);
             }
         }
     }

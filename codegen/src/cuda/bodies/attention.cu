@@ -254,19 +254,27 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
     }
 }
 
-/* One row of the result from what its splits left. */
+/* One row of the result from what its splits left: a thread reads what one of them says of itself, for all. */
 METHOD void attention_join(const attention_in &in, index_t result, int splits, const float *part) {
+    __shared__ float tops[MOST_SPLITS], weights[MOST_SPLITS], totals[MOST_SPLITS];
     const float *const mine = part + result * splits * PART;
+    __syncthreads(); /* the last row's are read */
+    for (int s = (int)threadIdx.x; s < splits; s += BLOCK) tops[s] = mine[s * PART + DV], totals[s] = mine[s * PART + DV + 1];
+    __syncthreads();
     float top = -INF_F, sum = 0.0f;
-    for (int s = 0; s < splits; s++) top = mine[s * PART + DV] > top ? mine[s * PART + DV] : top;
+    for (int s = 0; s < splits; s++) top = tops[s] > top ? tops[s] : top;
     /* A split without keys has nothing to read. */
-    const auto weight = [&](int s) { return mine[s * PART + DV] == -INF_F ? 0.0f : m_exp(mine[s * PART + DV] - top); };
-    for (int s = 0; s < splits; s++) sum = FMA(mine[s * PART + DV + 1], weight(s), sum);
+    for (int s = (int)threadIdx.x; s < splits; s += BLOCK) weights[s] = tops[s] == -INF_F ? 0.0f : m_exp(tops[s] - top);
+    __syncthreads();
+    for (int s = 0; s < splits; s++) sum = FMA(totals[s], weights[s], sum);
     const float keep = attention_close(in, result, (int)(result % HEADS), top, sum, threadIdx.x == 0);
     for (int d = (int)threadIdx.x; d < DV; d += BLOCK) {
         float x = 0.0f;
-        for (int s = 0; s < splits; s++)
-            if (mine[s * PART + DV] != -INF_F) x = FMA(mine[s * PART + d], weight(s), x);
+#pragma unroll 8
+        for (int s = 0; s < splits; s++) {
+            const float some = mine[s * PART + d];
+            if (tops[s] != -INF_F) x = FMA(some, weights[s], x);
+        }
         in.o[result * DV + d] = o_of::element(x * keep);
     }
 }

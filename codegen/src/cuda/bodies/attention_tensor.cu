@@ -1,4 +1,5 @@
-/* Attention forward by tensor cores: queries, keys and values in bf16, scores, weights' sums and results in f32.
+/* Attention forward by tensor cores: queries, keys and values in bf16, scores, weights' sums and results in f32. Codes of keys and values, all of
+ * which bf16 holds, wait in shared memory as they are; scores and weights are multiplied by their scales.
  *
  * Enters: attention.cu, tensor.cu; its constants, of which BLOCK is 128 and tiles have at most 64 rows: a warp has sixteen. D and DV are
  * multiples of 16; TENSOR_FLOATS is the shared memory that a launch asks for. Leaves: attention_tensor_unit. Weights are powers of two by
@@ -57,7 +58,57 @@ template <int SIZE> struct tensor_heads {
     }
 };
 
-static_assert((tensor_heads<D>::bytes * 2 + tensor_heads<DV>::bytes) / 4 == TENSOR_FLOATS, "the launch asks for what is taken");
+/* Lines of heads on their way to shared memory: copied to `to`. */
+template <class Element, int SIZE> struct tensor_lines {
+    template <class Line> static METHOD void copy(const Line &at, int first, int count, uint32_t to, uint32_t) {
+        tensor_heads<SIZE>::copy(at, first, count, to);
+    }
+    static METHOD void widen(const char *, char *) {}
+};
+
+/* Codes, copied to `codes`; a thread widens what it copied. */
+template <class Element, int SIZE> struct tensor_code_lines {
+    enum { pieces = SIZE / 16 };
+
+    template <class Line> static METHOD void copy(const Line &at, int first, int count, uint32_t, uint32_t codes) {
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces; i += BLOCK) {
+            const bool there = i / pieces >= first && i / pieces < count;
+            tensor_copy(codes + i * 16, at(there ? i / pieces : first) + i % pieces * 16, there);
+        }
+    }
+
+    static METHOD void widen(const char *codes, char *to) {
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces; i += BLOCK) {
+            const tensor_piece all = *(const tensor_piece *)(codes + i * 16);
+            const int of = i / pieces, piece = i % pieces * 2;
+            const auto two = [](uint32_t low, uint32_t high) -> tensor_piece {
+                return {Element::pair(low & 0xffff), Element::pair(low >> 16), Element::pair(high & 0xffff), Element::pair(high >> 16)};
+            };
+            *(tensor_piece *)(to + tensor_heads<SIZE>::place(of, piece)) = two(all.x, all.y);
+            *(tensor_piece *)(to + tensor_heads<SIZE>::place(of, piece + 1)) = two(all.z, all.w);
+        }
+    }
+};
+template <int SIZE> struct tensor_lines<i8_of, SIZE> : tensor_code_lines<i8_of, SIZE> {};
+template <int SIZE> struct tensor_lines<f8_of, SIZE> : tensor_code_lines<f8_of, SIZE> {};
+
+/* Starts copies of the scales of lines first .. count; zeros around them. */
+template <class Line> METHOD void tensor_scales(const Line &at, int first, int count, uint32_t to) {
+    const int j = (int)threadIdx.x;
+    if (j >= TENSOR_KEYS) return;
+    const bool there = j >= first && j < count;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + j * 4), "l"(at(there ? j : first)), "r"(there ? 4 : 0));
+}
+
+/* Where codes and scales wait, in bytes from where shared memory begins. */
+enum {
+    TENSOR_K_CODES = tensor_heads<D>::bytes * 2 + tensor_heads<DV>::bytes,
+    TENSOR_V_CODES = TENSOR_K_CODES + CODES * TENSOR_KEYS * D,
+    TENSOR_SCALES = TENSOR_V_CODES + CODES * TENSOR_KEYS * DV,
+};
+static_assert(TENSOR_SCALES + CODES * TENSOR_KEYS * 8 == TENSOR_FLOATS * 4, "the launch asks for what is taken");
 
 /* 2^x. */
 METHOD float tensor_exp2(float x) {
@@ -67,6 +118,12 @@ METHOD float tensor_exp2(float x) {
 }
 
 METHOD uint32_t tensor_pair(float low, float high) { return f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16; }
+
+/* What rounding to bf16 leaves of a finite number. */
+METHOD float tensor_rest(float x) {
+    const float rest = x - bf16_to_f32(f32_to_bf16(x));
+    return rest - rest == 0.0f ? rest : 0.0f;
+}
 
 /* Of the four lanes that share a row. */
 METHOD float tensor_row_max(float x) {
@@ -94,14 +151,21 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
     };
     const auto keys = [&](int key0) {
         const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS, first = task.see0 > key0 ? task.see0 - key0 : 0;
-        if (first < count) of_keys::copy([&](int j) { return in.k.of(row_of(key0 + j), task.key_head); }, first, count, room_k);
+        const auto at = [&](int j) { return in.k.of(row_of(key0 + j), task.key_head); };
+        if (first < count) tensor_lines<k_of, D>::copy(at, first, count, room_k, room_q + TENSOR_K_CODES);
+        if (CODES && first < count)
+            tensor_scales([&](int j) { return in.k_scales.of(row_of(key0 + j), task.key_head); }, first, count, room_q + TENSOR_SCALES);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     const auto values = [&](int key0) {
         const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS, first = task.see0 > key0 ? task.see0 - key0 : 0;
-        if (first < count) of_values::copy([&](int j) { return in.v.of(row_of(key0 + j), task.key_head); }, first, count, room_v);
+        const auto at = [&](int j) { return in.v.of(row_of(key0 + j), task.key_head); };
+        if (first < count) tensor_lines<v_of, DV>::copy(at, first, count, room_v, room_q + TENSOR_V_CODES);
+        if (CODES && first < count)
+            tensor_scales([&](int j) { return in.v_scales.of(row_of(key0 + j), task.key_head); }, first, count, room_q + TENSOR_SCALES + TENSOR_KEYS * 4);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    const float *const scales = shared + TENSOR_SCALES / 4 + lane % 4 * 2;
     __syncthreads(); /* the last unit's memory is read */
     of_keys::copy([&](int r) { return in.q.of(task.start + task.query0 + r / task.heads, task.head_of(r)); }, 0, rows, room_q);
     keys(from), values(from);
@@ -118,6 +182,7 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
 #pragma unroll 1
     for (int key0 = from; key0 < to; key0 += TENSOR_KEYS) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
+        tensor_lines<k_of, D>::widen((const char *)shared + TENSOR_K_CODES, (char *)shared + of_keys::bytes);
         __syncthreads();
         /* The lane, of which the compiler may assume nothing: kept from step to step, the addresses of all that is fetched would take sixty
          * registers. */
@@ -141,6 +206,12 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
                 tensor_mma(s[2 * n], q[k], b[0], b[1]);
                 tensor_mma(s[2 * n + 1], q[k], b[2], b[3]);
             }
+        if (CODES) {
+#pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) s[n][c] *= scales[n * 8 + c % 2];
+        }
         __syncthreads(); /* keys are read */
         keys(key0 + TENSOR_KEYS);
         const int last = (key0 + TENSOR_KEYS < to ? key0 + TENSOR_KEYS : to) - 1;
@@ -179,29 +250,41 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
             for (int n = 0; n < DV / 8; n++) sums[n][2 * half] *= keep, sums[n][2 * half + 1] *= keep;
         }
         asm volatile("cp.async.wait_group 1;" ::: "memory");
+        tensor_lines<v_of, DV>::widen((const char *)shared + TENSOR_V_CODES, (char *)shared + 2 * of_keys::bytes);
         __syncthreads();
+        if (CODES) {
+            /* A key that is not seen may have any scale. */
+#pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) s[n][c] = s[n][c] == 0.0f ? 0.0f : s[n][c] * scales[TENSOR_KEYS + n * 8 + c % 2];
+        }
         const bool apart = hides && __syncthreads_or(of_values::finite((char *)shared + 2 * of_keys::bytes));
 #pragma unroll
         for (int k = 0; k < TENSOR_KEYS / 16; k++) {
             const uint32_t p[4] = {tensor_pair(s[2 * k][0], s[2 * k][1]), tensor_pair(s[2 * k][2], s[2 * k][3]),
                                    tensor_pair(s[2 * k + 1][0], s[2 * k + 1][1]), tensor_pair(s[2 * k + 1][2], s[2 * k + 1][3])};
+            uint32_t rest[4]; /* codes are as exact as f32 */
+#pragma unroll
+            for (int i = 0; CODES && i < 4; i++) rest[i] = tensor_pair(tensor_rest(s[2 * k + i / 2][i % 2 * 2]), tensor_rest(s[2 * k + i / 2][i % 2 * 2 + 1]));
 #pragma unroll
             for (int n = 0; n < DV / 16; n++) {
                 uint32_t b[4];
                 of_values::template fetch<true, true>(b, room_v, fetching, k * 16, n * 16);
                 tensor_mma(sums[2 * n], p, b[0], b[1]);
                 tensor_mma(sums[2 * n + 1], p, b[2], b[3]);
+                if (CODES) tensor_mma(sums[2 * n], rest, b[0], b[1]), tensor_mma(sums[2 * n + 1], rest, b[2], b[3]);
             }
         }
         if (apart) {
 #pragma unroll 1
             for (int key = key0 > task.see0 ? key0 : task.see0; key <= last; key++) {
-                const bf16 *const at = in.v.of(row_of(key), task.key_head) + lane % 4 * 2;
+                const v_of::type *const at = in.v.of(row_of(key), task.key_head) + lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < DV / 8; n++)
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
-                        const float value = bf16_of::number(at[n * 8 + c % 2]);
+                        const float value = v_of::number(at[n * 8 + c % 2]);
                         if (value - value != 0.0f && sees(c / 2, key)) sums[n][c] += value;
                     }
             }

@@ -9,10 +9,10 @@
 enum { TILE_DEPTH = 16, TILE_PAD = 4 };
 
 /* Element (i, k) lies at i * line + k where ALONG, else at i + k * line. TOGETHER: as many neighbours in memory as come at once, which
- * their number and all steps allow: 1, 4 or, of bf16, 8. */
+ * their number and all steps allow: 1, 4 or, of bf16, 8. `eights`: tensor cores may multiply it. */
 template <class Element, bool ALONG, int TOGETHER> struct side {
     typedef typename Element::type type;
-    enum { along = ALONG, vector = TOGETHER >= 4, eights = TOGETHER >= 8 };
+    enum { along = ALONG, vector = TOGETHER >= 4, eights = TOGETHER >= 8, coded = 0, offset_too = 0, bits = 8 * sizeof(typename Element::type) };
     const type *at;
     index_t line;
     METHOD side moved(index_t by) const { return {at + by, line}; }
@@ -26,7 +26,7 @@ template <class Element, bool ALONG, int TOGETHER> struct side {
 template <class Code, class Scale, int GROUP, bool OFFSETS> struct coded_side {
     typedef typename Code::type type;
     typedef typename Scale::type scale_type;
-    enum { along = true, vector = true, eights = false };
+    enum { along = true, vector = true, eights = GROUP % 32 == 0, coded = 1, offset_too = OFFSETS, bits = 8 / Code::per };
     const type *at;
     const scale_type *scales, *offsets;
     index_t line;

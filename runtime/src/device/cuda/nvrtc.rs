@@ -134,6 +134,9 @@ impl Nvrtc {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both places are valid for writes.
         let answer = unsafe { (calls.version)(&mut major, &mut minor) }.result();
+        if major == 0 {
+            return Err(fail(named, "is a stub to link against, which compiles nothing".into()));
+        }
         answer.map_err(|e| fail("its version", e.to_string()))?;
         Ok(Nvrtc { version: (major, minor), calls })
     }
@@ -226,6 +229,10 @@ impl Drop for Program {
 fn search(folder: &Path, deep: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
+        // A toolkit's stubs are there to be linked against.
+        if entry.file_name() == "stubs" {
+            continue;
+        }
         if path.is_dir() && deep > 0 {
             search(&path, deep - 1, found);
         } else if entry.file_name().to_string_lossy().starts_with("libnvrtc.so") {
@@ -285,5 +292,19 @@ mod tests {
         assert_eq!(Nvrtc::find(&[PathBuf::from("/nonexistent")]), None);
         let e = Nvrtc::open(Path::new("/nonexistent/libnvrtc.so.13")).map(|_| ()).unwrap_err();
         assert!(e.to_string().contains("libnvrtc.so.13"), "{e}");
+    }
+
+    #[test]
+    fn a_toolkit_s_stubs_are_passed_over() {
+        let folder = std::env::temp_dir().join(format!("astrai-stubs-{}", std::process::id()));
+        let stubs = folder.join("lib").join("stubs");
+        fs::create_dir_all(&stubs).unwrap();
+        fs::write(stubs.join("libnvrtc.so"), "").unwrap();
+        let none = Nvrtc::find(std::slice::from_ref(&folder));
+        let library = folder.join("lib").join("libnvrtc.so.13");
+        fs::write(&library, "").unwrap();
+        let found = Nvrtc::find(std::slice::from_ref(&folder));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((none, found), (None, Some(library)));
     }
 }
