@@ -2,9 +2,10 @@
 //! and products by groups; element types, odd sizes, empty sequences.
 
 use crate::kernels::dots::codes;
+use crate::kernels::paged::{self, Pages};
 use crate::kernels::table::{Fill, Table, dims, mix, rows};
 use astrai_ir::ops::{
-    Activation, Attention, AttentionGrad, Concat, Dequant, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
+    Activation, Attention, AttentionGrad, Concat, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
     GroupedOuter, Groups, LinearCrossEntropy, LinearCrossEntropyGrad, ReduceKind, Route, Sample, Scatter,
     ScatterKind, Scores, Store, UnaryKind,
 };
@@ -283,19 +284,12 @@ fn pages() -> Table {
             if code.is_some() {
                 q = t.g.cast(q, DType::F32).unwrap();
             }
-            let state = |t: &mut Table, letter: &str, d: usize| {
-                let (name, shape) = (format!("{letter}{which}{i}"), dims(&[pages * page, kv, d]));
-                let Some(code) = code else {
-                    return t.state(&name, Type::new(dtype, shape), Fill::Real(-2.0, 2.0));
-                };
-                let bytes = (0..7919).map(|i| (i * 131 % 255) as f64 - 127.0).collect();
-                let codes =
-                    t.state(&format!("{name}#codes"), Type::new(code.dtype(), shape), Fill::List(bytes));
-                let ty = Type::new(DType::F32, dims(&[pages * page, kv, 1]));
-                let scales = t.state(&format!("{name}#scales"), ty, Fill::Real(0.002, 0.02));
-                t.g.push(Dequant { code }, &[codes, scales]).unwrap()
+            let held = code.map_or(Pages::Of(dtype), |code| Pages::Codes(code, dtype));
+            let mut state = |letter: &str, d: usize| {
+                let (name, scales) = (format!("{letter}{which}{i}"), Fill::Real(0.002, 0.02));
+                paged::state(&mut t, &name, held, [pages * page, kv, d], scales, f64::NAN)
             };
-            let (k, v) = (state(&mut t, "k", d), state(&mut t, "v", dv));
+            let (k, v) = (state("k", d), state("v", dv));
             let (causal, window, softcap, sinks) = OPTIONS[at];
             let window = window.map(|w| w * [1, 20][which]);
             let op = Attention {

@@ -5,7 +5,7 @@ pub mod dots;
 mod experts;
 mod free;
 mod losses;
-mod paged;
+pub mod paged;
 mod pointwise;
 mod programs;
 mod random;

@@ -49,7 +49,7 @@ type Heads = (usize, usize, usize, usize);
 
 /// What pages hold: numbers, or codes beside queries of this type.
 #[derive(Clone, Copy)]
-enum Pages {
+pub enum Pages {
     Of(DType),
     Codes(Code, DType),
 }
@@ -65,7 +65,7 @@ fn attend(t: &mut Table, name: &str, op: Attention, pages: impl Into<Pages>, hea
 }
 
 /// Keys or values `[rows, kv, d]` in pages, as f32 where codes are, with these scales; one of e4m3 is odd, here and there.
-fn state(t: &mut Table, name: &str, pages: Pages, shape: [usize; 3], scales: Fill, odd: f64) -> NodeId {
+pub fn state(t: &mut Table, name: &str, pages: Pages, shape: [usize; 3], scales: Fill, odd: f64) -> NodeId {
     let code = match pages {
         Pages::Of(dtype) => return t.state(name, Type::new(dtype, dims(&shape)), Fill::Real(-2.0, 2.0)),
         Pages::Codes(code, _) => code,
