@@ -6,7 +6,7 @@ mod shown;
 
 use crate::compile::{Purpose, config_value};
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DTypeName, KvFlag};
+use crate::flags::{DTypeName, DeviceName, KvFlag};
 use crate::table::table;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_engine::machine::{Kind, Machine};
@@ -50,6 +50,7 @@ pub enum Legacy {
   astrai estimate model/config.json --replay --request-rate 20 --num-prompts 10000 --goodput ttft:500 tpot:50
   astrai estimate --measure here.json
   astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
+  astrai estimate model/config.json --check --for decode --device cuda
   astrai estimate --published
   astrai estimate model/config.json --legacy llmsim --hardware klx_p800 --tp 8")]
 pub struct Estimate {
@@ -145,6 +146,9 @@ struct HereFlags {
     /// Steps measured (--check, --calibrate)
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
+    /// What runs it: cpu (also auto), cuda or cuda:N (--check, --calibrate, --measure)
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceName>,
     /// Threads; 0 means one a core (--check, --calibrate, --measure)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
@@ -241,6 +245,10 @@ impl Estimate {
     /// Estimates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         self.replay.check()?;
+        let here = self.here.check || self.here.measure.is_some() || self.here.calibrate.is_some();
+        if self.here.device.is_some() && !here {
+            bail!("--device goes with --check, --measure and --calibrate; a plan is made for --hardware");
+        }
         let model = match self.model.as_slice() {
             [] => None,
             [model] => Some(model.as_path()),

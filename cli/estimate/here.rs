@@ -2,6 +2,7 @@
 
 use super::{Estimate, shown};
 use crate::failure::{Failure, bail};
+use crate::flags::DeviceName;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_estimate::calibrate::{calibrate, shapes};
 use astrai_estimate::check::check;
@@ -12,7 +13,12 @@ use std::path::Path;
 
 impl Estimate {
     fn machine(&self) -> Result<Machine, Failure> {
-        let machine = Machine::new(Kind::Cpu, self.here.threads.into())?;
+        let device = self.here.device.unwrap_or(DeviceName::Auto);
+        if device == DeviceName::Interpreter {
+            bail!("--device interpreter: how fast it is says nothing; leave it out");
+        }
+        let kind = device.kind("give --hardware without --check, --measure and --calibrate")?;
+        let machine = Machine::new(kind, self.here.threads.into())?;
         crate::failure::warn(&machine.warnings);
         Ok(machine)
     }
@@ -22,10 +28,7 @@ impl Estimate {
         if let Some(name) = &self.hardware {
             return Ok(Hardware::open(name)?);
         }
-        match measure::here(&*machine.device) {
-            Some(hardware) => Ok(hardware),
-            None => bail!("the peaks of this processor cannot be measured; give --hardware FILE"),
-        }
+        Ok(measure::here(&machine.device)?)
     }
 
     pub(super) fn measure(&self, out: &mut dyn Write) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use astrai_builders::ModelConfig;
 use astrai_engine::machine::Machine;
 use astrai_ir::{DType, Mesh};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Shapes that are run where none are given: dense, and with experts.
 const SHAPES: [(&str, &str); 2] = [
@@ -75,6 +75,19 @@ pub fn calibrate(
     Ok(found)
 }
 
+/// Seconds of a run of a program that none of its kernels takes, in the middle of these steps: on a device beside the processor its inputs are
+/// sent, and it is started and waited for.
+fn beside(steps: &[Checked]) -> f64 {
+    let rest = |step: &Checked| {
+        let programs: BTreeSet<&str> = step.operators.iter().map(|o| o.program).collect();
+        let kernels: f64 = step.operators.iter().map(|o| o.measured).sum();
+        (step.measured - kernels).max(0.0) / programs.len().max(1) as f64
+    };
+    let mut all: Vec<f64> = steps.iter().map(rest).collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// The numbers that fit these steps.
 fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     // At the peaks themselves.
@@ -92,7 +105,8 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
             let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
-            let archetype = Kernels::archetype(o.work.archetype(&|_| None)?);
+            let archetype = Kernels::counted(o.work.archetype(&|_| None)?, &hardware.kind);
+            let archetype = Kernels::archetype(archetype);
             groups.entry((archetype, t.precision)).or_default().push(seen);
         }
     }
@@ -106,6 +120,9 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
         if weight > most[archetype] {
             (kernels.reach[archetype], most[archetype]) = (found, weight);
         }
+    }
+    if hardware.kind != "cpu" {
+        kernels.step = beside(steps);
     }
     kernels.residual = Some((all[0] / all[1].max(f64::MIN_POSITIVE)).sqrt());
     Ok(Hardware { kernels, ..hardware.clone() })

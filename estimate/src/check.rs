@@ -63,7 +63,8 @@ pub struct Checked {
     pub spread: f64,
     /// Its kernels.
     pub operators: Vec<Operator>,
-    /// Bytes planned, and the most that the process held while it loaded and ran; none where the system does not say.
+    /// Bytes planned, and the most that the process held while it loaded and ran, of a device's own memory where it has some; none where the
+    /// system does not say.
     pub memory: Option<[u64; 2]>,
     /// Bytes per second at which memory was read beside the steps, and what the hardware says of as many bytes; none where that is not
     /// measured.
@@ -187,7 +188,10 @@ pub fn check(
     let forgotten = forget_peak();
     let measured = run(config, s, 1, machine, &mut watch)?;
     let held = |[_, peak]: [u64; 2]| [planned, peak.saturating_sub(watch.bytes())];
-    let peak = process_memory().filter(|_| forgotten).map(held);
+    let peak = match machine.device.memory_use() {
+        Some(of_device) => Some([planned, of_device.most]),
+        None => process_memory().filter(|_| forgotten).map(held),
+    };
     Ok(Checked { memory: peak, ..beside(measured, hardware)? })
 }
 
@@ -346,7 +350,8 @@ fn forward(
         if timed {
             session.start_profile();
         }
-        session.execute(inputs).map_err(said)?;
+        // Logits stay on the device, as where it samples.
+        session.execute_rows(inputs, Some(&|_| false)).map_err(said)?;
         Ok([session.take_profile().unwrap_or_default()])
     })?;
     Ok((seconds, profile))

@@ -1,11 +1,16 @@
-//! This machine as hardware. In: a device. Out: hardware with its peaks of arithmetic, the bytes per second that it reads of so many, and
-//! what starting its threads takes, all measured.
+//! This machine as hardware. In: a device. Out: of a processor its peaks of arithmetic, the bytes per second that it reads of so many, and
+//! what starting its threads takes, all measured; of a device beside it the peaks that its attributes say, and what a small kernel takes.
 
+use crate::Refused;
 use crate::hardware::{Hardware, Kernels, Precision};
 use astrai_engine::machine::{Peaks, exchange};
-use astrai_runtime::Device;
+use astrai_ir::ops::ReduceKind;
+use astrai_ir::{DType, Dim, Graph};
 use astrai_runtime::device::process_memory;
+use astrai_runtime::{Device, Options, Session, Value, compile};
+use std::collections::HashMap;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,9 +24,75 @@ const APART: Duration = Duration::from_secs(1);
 /// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange.
 type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, Option<f64>);
 
-/// This machine: arithmetic of the fastest round, reading and starting of the one whose reading from memory lies in the middle. `None` where
+/// The device as hardware.
+///
+/// # Errors
+/// Its peaks cannot be measured, or it fails; one line.
+pub fn here(device: &Arc<dyn Device>) -> Result<Hardware, Refused> {
+    match processor(&**device) {
+        Some(found) => Ok(found),
+        None if device.records() => beside(device).map_err(|e| e.to_string()),
+        None => Err("the peaks of this device cannot be measured; give --hardware FILE".into()),
+    }
+}
+
+/// Rounds of two small kernels in the programs whose times are compared.
+const CHAIN: [usize; 2] = [2, 34];
+
+/// A device beside the processor.
+fn beside(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Error> {
+    let target = device.backend().target();
+    let [short, long] = [run(device, CHAIN[0])?, run(device, CHAIN[1])?];
+    let row = |(dtype, peak): &(DType, f64)| (Precision::of(*dtype), *peak);
+    Ok(Hardware {
+        name: target.name.clone(),
+        kind: "gpu".into(),
+        units: target.units,
+        memory: target.memory as f64,
+        process: 0.0,
+        bandwidth: target.bandwidth,
+        caches: vec![],
+        exchange: None,
+        faster: 1.0,
+        compute: target.flops.iter().map(row).collect(),
+        launch: (long - short).max(0.0) / (2 * (CHAIN[1] - CHAIN[0])) as f64,
+        links: vec![],
+        power: None,
+        price: None,
+        kernels: Kernels::typical(),
+        sources: vec![
+            "peaks by the attributes of the device; a small kernel measured by `astrai estimate --measure`"
+                .into(),
+        ],
+    })
+}
+
+/// Seconds of a run of so many rounds of two small kernels, at best: a sum along columns keeps rounds from merging.
+fn run(device: &Arc<dyn Device>, rounds: usize) -> Result<f64, astrai_runtime::Error> {
+    let side = 32;
+    let mut g = Graph::new(vec![]);
+    let x = g.input("x", DType::F32, vec![Dim::from(side), Dim::from(side)])?;
+    let mut y = x;
+    for _ in 0..rounds {
+        let sums = g.reduce(ReduceKind::Sum, y, &[0])?;
+        y = g.add(y, sums)?;
+    }
+    g.set_output("y", y)?;
+    let program = Arc::new(compile(&g, device.backend(), &Options::default())?);
+    let mut session = Session::new(program, &HashMap::<String, Value>::new(), device, &mut |_, _| {})?;
+    let ones = Value::f32(&[side, side], &vec![1.0; side * side]);
+    let mut least = f64::INFINITY;
+    for _ in 0..TRIES {
+        let started = Instant::now();
+        session.execute_rows(&[("x", &ones)], Some(&|_| false))?;
+        least = least.min(started.elapsed().as_secs_f64());
+    }
+    Ok(least)
+}
+
+/// A processor: arithmetic of the fastest round, reading and starting of the one whose reading from memory lies in the middle. `None` where
 /// its peaks cannot be measured.
-pub fn here(device: &dyn Device) -> Option<Hardware> {
+fn processor(device: &dyn Device) -> Option<Hardware> {
     let mut rounds: Vec<Round> = Vec::new();
     for i in 0..ROUNDS {
         if i > 0 {

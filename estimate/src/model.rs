@@ -3,7 +3,7 @@
 //! machine, experts that are not met, algorithms of collectives; all are in the hardware's file.
 
 use crate::Refused;
-use crate::hardware::{Hardware, Precision, SAME};
+use crate::hardware::{Hardware, Kernels, Precision};
 use crate::work::{Message, Work};
 use astrai_ir::kernel::Products;
 use astrai_ir::{Dim, Mesh};
@@ -117,8 +117,7 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     }
     let precision = precision(work, hardware);
     let archetype = work.archetype(sizes)?;
-    let same = SAME.iter().find(|(form, _)| hardware.kind != "cpu" && *form == archetype);
-    let reach = hardware.kernels.of(same.map_or(archetype, |(_, of)| *of), precision);
+    let reach = hardware.kernels.of(Kernels::counted(archetype, &hardware.kind), precision);
     let [m, n, k, batch] =
         [&work.sizes[0], &work.sizes[1], &work.sizes[2], &work.sizes[3]].map(|d| value(d, sizes));
     let shape = [m?, n?, k?, batch?];

@@ -305,3 +305,33 @@ fn golden_cases_verify_on_the_emulated_device() {
         assert_eq!((&report["ok"], &report["device"]), (&true.into(), &"cuda".into()), "{name}: {report}");
     }
 }
+
+/// A program on a device beside the processor, held to what the device is said to be: each kernel has a time of its own.
+#[test]
+fn an_estimate_is_checked_on_the_device() {
+    let Some(driver) = emulated() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("here.json");
+    good(on(driver).args(["estimate", "--device", "cuda", "--measure"]).arg(&file));
+    let told: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert!(told["kind"] == "gpu" && told["name"].as_str().unwrap().contains("sm_80"), "{told}");
+    // An older driver does not tell the time between events: launches are waited for one by one.
+    for version in ["13000", "12040"] {
+        let mut check = on(driver);
+        check.env("ASTRAI_PTX_DRIVER", version).arg("estimate").arg(golden("llama"));
+        check.args(["--check", "--for", "decode", "--batch", "2", "--seq", "64", "--repeat", "1"]);
+        let report = object(check.args(["--json", "--device", "cuda", "--hardware"]).arg(&file));
+        let operators = report["operators"].as_array().unwrap();
+        let seconds = |o: &Value| o["measured_seconds"].as_f64().unwrap();
+        assert!(operators.len() > 8 && operators.iter().all(|o| seconds(o) > 0.0), "{report}");
+        let bytes = |key: &str| report[key].as_f64().unwrap();
+        assert!((bytes("planned_bytes") / bytes("peak_bytes") - 1.0).abs() < 0.05, "{report}");
+    }
+    let refused = |args: &[&str], word: &str| {
+        let (line, _) = fails(on(driver).arg("estimate").arg(golden("llama")).args(args));
+        assert!(line.contains(word), "{line}");
+    };
+    refused(&["--device", "cuda"], "--device goes with --check");
+    refused(&["--check", "--device", "interpreter"], "says nothing");
+    refused(&["--check", "--device", "null"], "runs nothing");
+}

@@ -147,7 +147,7 @@ fn after_a_panic_in_a_recording_launches_run_again() {
     let model = Model::open(&path, false).unwrap();
     let mut session = session(&model, &Machine::over(device.clone()));
     let want = run(&mut session, model.config.vocab_size);
-    let panics = || device.record(&mut || panic!("as asked"));
+    let panics = || device.record(&mut || panic!("as asked"), false);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
     // Eager, recorded, and replayed.
     for _ in 0..3 {

@@ -98,6 +98,12 @@ impl Kernels {
         }
     }
 
+    /// Whose numbers an archetype has on this kind of device, by name.
+    pub fn counted(archetype: &'static str, kind: &str) -> &'static str {
+        let same = SAME.iter().find(|(form, _)| kind != "cpu" && *form == archetype);
+        same.map_or(archetype, |(_, of)| *of)
+    }
+
     /// Which of [`ARCHETYPES`] has the numbers of a form of this name.
     pub fn archetype(form: &str) -> usize {
         ARCHETYPES.iter().position(|a| *a == form).unwrap_or(ARCHETYPES.len() - 2)

@@ -209,6 +209,12 @@ pub trait Recording: Send + Sync {
     /// # Errors
     /// As [`Executable::launch`].
     fn replay(&self) -> Result<(), Error>;
+
+    /// Seconds of each launch of the last replay, for which [`Device::synchronise`] has waited; none where they were not recorded to be timed.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn seconds(&self) -> Result<Vec<f64>, Error>;
 }
 
 /// A device.
@@ -249,13 +255,14 @@ pub trait Device: Space + Threads {
     }
 
     /// Records what `launches` launches from this thread, and runs nothing of it; `None` where the device records nothing, and
-    /// `launches` was not called.
+    /// `launches` was not called. `timed`: each replay keeps the time of each launch, for which the next waits.
     ///
     /// # Errors
     /// That of `launches`, or the device failed.
     fn record(
         &self,
         _launches: &mut dyn FnMut() -> Result<(), Error>,
+        _timed: bool,
     ) -> Result<Option<Box<dyn Recording>>, Error> {
         Ok(None)
     }

@@ -12,18 +12,20 @@ const MOST: usize = 64;
 /// Fewest launches in a row that are recorded.
 const FEWEST: usize = 2;
 
-/// On what a run depends beside the session's fixed memory: sizes, and where inputs and results lie.
+/// On what a run depends beside the session's fixed memory: sizes, where inputs and results lie, and whether each launch is timed.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Key {
     sizes: Vec<i64>,
     at: Vec<Pointer>,
+    timed: bool,
 }
 
 /// Some launches of a run.
 enum Part {
     /// One by its number: it computes on the host, or reads integers of the device's first.
     One(usize),
-    Several(Box<dyn Recording>),
+    /// From one of this number on.
+    Several(usize, Box<dyn Recording>),
 }
 
 /// Runs that came before, the latest last. Those that came once are apart: however many there are, no recording goes for them.
@@ -44,11 +46,12 @@ fn keep<T>(list: &mut Vec<T>, one: T) {
 impl Session {
     /// Launches everything.
     pub(super) fn launch_all(&mut self) -> Result<(), Error> {
-        if !self.device.records() || self.profile.is_some() {
+        if !self.device.records() {
             return (0..self.launches.len()).try_for_each(|i| self.launch(i));
         }
         let results = self.result_memory.iter().map(|block| block.at());
-        let key = Key { sizes: self.dims.clone(), at: self.given.iter().copied().chain(results).collect() };
+        let at = self.given.iter().copied().chain(results).collect();
+        let key = Key { sizes: self.dims.clone(), at, timed: self.profile.is_some() };
         let Recordings { once, recorded } = &mut self.recordings;
         // Out of the list while it runs: a run that fails leaves nothing to run again.
         let found = recorded.iter().position(|(known, _)| *known == key).map(|i| recorded.remove(i).1);
@@ -58,6 +61,8 @@ impl Session {
                 once.remove(second);
                 self.record_all()?
             }
+            // What is timed was run before: launched one by one, small kernels would take as long as their launches.
+            (None, None) if key.timed && self.runs > 1 => self.record_all()?,
             (None, None) => {
                 keep(once, key);
                 return (0..self.launches.len()).try_for_each(|i| self.launch(i));
@@ -66,7 +71,14 @@ impl Session {
         for part in &parts {
             match part {
                 Part::One(i) => self.launch(*i)?,
-                Part::Several(recording) => recording.replay()?,
+                Part::Several(first, recording) => {
+                    recording.replay()?;
+                    if key.timed {
+                        self.device.synchronise()?;
+                        let mut launches = (*first..).zip(recording.seconds()?);
+                        launches.try_for_each(|(i, seconds)| self.record(i, seconds))?;
+                    }
+                }
             }
         }
         keep(&mut self.recordings.recorded, (key, parts));
@@ -84,7 +96,7 @@ impl Session {
                 .count();
             let recording = if count >= FEWEST { self.record_some(first, count)? } else { None };
             match recording {
-                Some(recording) => parts.push(Part::Several(recording)),
+                Some(recording) => parts.push(Part::Several(first, recording)),
                 None => parts.extend((first..first + count.max(1)).map(Part::One)),
             }
             first += count.max(1);
@@ -97,14 +109,15 @@ impl Session {
     }
 
     fn record_some(&mut self, first: usize, count: usize) -> Result<Option<Box<dyn Recording>>, Error> {
-        let device = self.device.clone();
-        device.record(&mut || {
+        let (device, timed) = (self.device.clone(), self.profile.is_some());
+        let mut launches = || {
             for i in first..first + count {
                 self.point(i);
                 let (kernel, origin) = (self.launches[i].kernel.clone(), self.launches[i].origin.clone());
                 kernel.map_or(Ok(()), |kernel| self.launch_kernel(&kernel, &origin))?;
             }
             Ok(())
-        })
+        };
+        device.record(&mut launches, timed)
     }
 }

@@ -200,7 +200,7 @@ impl Session {
         Ok(cost)
     }
 
-    fn record(&mut self, i: usize, measured: f64) -> Result<(), Error> {
+    pub(super) fn record(&mut self, i: usize, measured: f64) -> Result<(), Error> {
         let LaunchCost { bytes, flops, seconds: predicted } = self.cost(i)?;
         let launch = &self.launches[i];
         let form = self.program.plan.regions[launch.region].form().name();

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 /// Where the toy's addresses begin: no address of a process has these bits.
 const FIRST: u64 = 0x7000_0000_0000_0000;
@@ -46,13 +47,23 @@ struct Recorder {
     replayed: AtomicUsize,
 }
 
-struct Recorded(Vec<Call>, Arc<Recorder>);
+/// Calls, and the seconds of each in the last replay.
+struct Recorded(Vec<Call>, Arc<Recorder>, Mutex<Vec<f64>>);
 
 impl Recording for Recorded {
     fn replay(&self) -> Result<(), Error> {
-        self.0.iter().for_each(|call| call());
+        let timed = |call: &Call| {
+            let started = Instant::now();
+            call();
+            started.elapsed().as_secs_f64()
+        };
+        *self.2.lock().unwrap() = self.0.iter().map(timed).collect();
         self.1.replayed.fetch_add(self.0.len(), Ordering::Relaxed);
         Ok(())
+    }
+
+    fn seconds(&self) -> Result<Vec<f64>, Error> {
+        Ok(self.2.lock().unwrap().clone())
     }
 }
 
@@ -142,11 +153,12 @@ impl Device for ToyDevice {
     fn record(
         &self,
         launches: &mut dyn FnMut() -> Result<(), Error>,
+        _timed: bool,
     ) -> Result<Option<Box<dyn Recording>>, Error> {
         *self.recorder.calls.lock().unwrap() = Some(vec![]);
         launches()?;
         let calls = self.recorder.calls.lock().unwrap().take().unwrap();
-        Ok(Some(Box::new(Recorded(calls, self.recorder.clone()))))
+        Ok(Some(Box::new(Recorded(calls, self.recorder.clone(), Mutex::default()))))
     }
 }
 

@@ -256,7 +256,9 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
 
 /* One row of the result from what its splits left: a thread reads what one of them says of itself, for all. */
 METHOD void attention_join(const attention_in &in, index_t result, int splits, const float *part) {
-    __shared__ float tops[MOST_SPLITS], weights[MOST_SPLITS], totals[MOST_SPLITS];
+    /* Whole pieces of 16 bytes: the assembler reads as many at once, also what lies behind the last. */
+    enum { ROOM = (MOST_SPLITS + 3) / 4 * 4 };
+    __shared__ float tops[ROOM], weights[ROOM], totals[ROOM];
     const float *const mine = part + result * splits * PART;
     __syncthreads(); /* the last row's are read */
     for (int s = (int)threadIdx.x; s < splits; s += BLOCK) tops[s] = mine[s * PART + DV], totals[s] = mine[s * PART + DV + 1];

@@ -385,19 +385,17 @@ template <int MOST, int WIDE, class Left, class Right, class Store>
 METHOD void few_sums(const Left &left, const Right &right, index_t rows, index_t unit, index_t columns, index_t end, float *shared,
                      const Store &store) {
     const index_t column0 = unit * few_columns<WIDE, Left, Right>(rows);
-    if constexpr (by_tensor_cores<Left, Right>()) {
-        if (!few_by_tensor_cores<Left, Right>(rows))
-            few_rows<1, 4>(left, right, rows, column0, columns, end, shared, store);
-        else if (MOST <= 8 || rows <= 8)
+    constexpr bool tensor = by_tensor_cores<Left, Right>();
+    if (tensor ? !few_by_tensor_cores<Left, Right>(rows) : MOST <= 1 || rows <= 1) {
+        few_rows<1, 4>(left, right, rows, column0, columns, end, shared, store);
+    } else if constexpr (tensor) {
+        if (MOST <= 8 || rows <= 8)
             tensor_few<1, WIDE>(left, right, rows, column0, columns, end, shared, store);
         else
             tensor_few<2, WIDE>(left, right, rows, column0, columns, end, shared, store);
+    } else if (MOST <= 4 || rows <= 4) {
+        few_rows<4, 4>(left, right, rows, column0, columns, end, shared, store);
     } else {
-        if (MOST <= 1 || rows <= 1)
-            few_rows<1, 4>(left, right, rows, column0, columns, end, shared, store);
-        else if (MOST <= 4 || rows <= 4)
-            few_rows<4, 4>(left, right, rows, column0, columns, end, shared, store);
-        else
-            few_rows<16, 4>(left, right, rows, column0, columns, end, shared, store);
+        few_rows<16, 4>(left, right, rows, column0, columns, end, shared, store);
     }
 }

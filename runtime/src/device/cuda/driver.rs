@@ -172,6 +172,14 @@ impl Driver {
         Ok(Driver { context, compute, copies, recorders, name, copying, pending, failed })
     }
 
+    /// The driver's version: a thousand for each of CUDA's, ten for each minor one.
+    pub(super) fn version(&self) -> Result<i32, Error> {
+        let mut version = 0;
+        // SAFETY: the driver writes the number to the place that it is given.
+        let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
+        self.check("asking for its version", asked.result()).map(|()| version)
+    }
+
     /// The device for people.
     pub(super) fn name(&self) -> &str {
         &self.name

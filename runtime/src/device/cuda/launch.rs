@@ -8,8 +8,11 @@ use super::driver::{Driver, Launched, lock};
 use crate::Error;
 use crate::device::{Executable, Launch, Recording};
 use astrai_ir::Dim;
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::sys::{
+    CUevent_flags, CUevent_record_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
+    cuEventRecordWithFlags,
+};
+use cudarc::driver::{CudaEvent, CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg, result};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -38,6 +41,22 @@ struct Capture {
     launches: u64,
     /// The first and the last.
     ends: Option<(Launched, Launched)>,
+    /// Two before the first launch and one behind each, where they are timed.
+    marks: Option<Vec<CudaEvent>>,
+}
+
+impl Capture {
+    /// Keeps the time at which a replay comes here, as a node of the graph.
+    fn mark(&mut self) -> Result<(), Error> {
+        let Some(marks) = &mut self.marks else { return Ok(()) };
+        let event = self.driver.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        let event = self.driver.check("making an event", event)?;
+        let flags = CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: event and stream are alive, and the stream records.
+        let marked = unsafe { cuEventRecordWithFlags(event.cu_event(), self.stream.cu_stream(), flags) };
+        marks.push(event);
+        self.driver.check("recording", marked.result())
+    }
 }
 
 thread_local! {
@@ -71,7 +90,7 @@ impl Executable for Loaded {
             grids.push(LaunchConfig { grid_dim, block_dim, shared_mem_bytes });
         }
         CAPTURE.with_borrow_mut(|capture| {
-            let recording = capture.as_mut().filter(|c| Arc::ptr_eq(&c.driver, &self.driver));
+            let mut recording = capture.as_mut().filter(|c| Arc::ptr_eq(&c.driver, &self.driver));
             let stream = match &recording {
                 Some(c) => c.stream.clone(),
                 None => {
@@ -79,7 +98,7 @@ impl Executable for Loaded {
                     self.driver.compute.clone()
                 }
             };
-            match recording {
+            match &mut recording {
                 Some(c) => {
                     c.launches += 1;
                     let named = (self.name.clone(), launch.origin.clone());
@@ -106,7 +125,7 @@ impl Executable for Loaded {
                     }
                 }
             }
-            Ok(())
+            recording.map_or(Ok(()), Capture::mark)
         })
     }
 }
@@ -119,6 +138,8 @@ struct Graph {
     launches: u64,
     /// Kernels and origins of the first and the last.
     ends: (Launched, Launched),
+    /// Events of the graph: two before the first launch and one behind each, where they are timed.
+    marks: Vec<CudaEvent>,
 }
 
 // SAFETY: the driver's handles may be used from any thread, one at a time, which the lock sees to.
@@ -136,6 +157,18 @@ impl Recording for Graph {
             unsafe { result::graph::launch(graph.cu_graph_exec(), self.driver.compute.cu_stream()) };
         self.driver.check("launching a graph", launched)
     }
+
+    fn seconds(&self) -> Result<Vec<f64>, Error> {
+        let between = |ends: &[CudaEvent]| {
+            let ms = self.driver.check("asking for the time of a launch", ends[0].elapsed_ms(&ends[1]))?;
+            Ok(f64::from(ms) * 1e-3)
+        };
+        let all: Result<Vec<f64>, Error> = self.marks.windows(2).map(between).collect();
+        // Between the first two there is nothing but keeping the time itself.
+        let all = all?;
+        let Some((nothing, launches)) = all.split_first() else { return Ok(vec![]) };
+        Ok(launches.iter().map(|seconds| (seconds - nothing).max(0.0)).collect())
+    }
 }
 
 /// This thread records as long as this lives and no longer, also where what it records panics.
@@ -150,29 +183,39 @@ impl Drop for Capturing {
     }
 }
 
-/// Records what `launches` launches from this thread. A stream that does nothing else takes them, so that other threads may go on.
+/// The first driver whose answer of the time between two events is the one asked for.
+const TIMES: i32 = 12_080;
+
+/// Records what `launches` launches from this thread. A stream that does nothing else takes them, so that other threads may go on. `None` for
+/// what is to be timed by an older driver.
 pub(super) fn record(
     driver: &Arc<Driver>,
     launches: &mut dyn FnMut() -> Result<(), Error>,
+    timed: bool,
 ) -> Result<Option<Box<dyn Recording>>, Error> {
     driver.enter()?;
+    if timed && driver.version()? < TIMES {
+        return Ok(None);
+    }
     let idle = lock(&driver.recorders).pop();
     let stream = idle.map_or_else(|| driver.context.new_stream(), Ok);
     let stream = driver.check("making a stream", stream)?;
     let begun = stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     driver.check("recording", begun)?;
-    let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, ends: None };
+    let marks = timed.then(Vec::new);
+    let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, ends: None, marks };
     CAPTURE.with_borrow_mut(|c| *c = Some(capture));
     let _capturing = Capturing(stream.clone());
-    let done = launches();
+    let mark = || CAPTURE.with_borrow_mut(|c| c.as_mut().map_or(Ok(()), Capture::mark));
+    let done = mark().and_then(|()| mark()).and_then(|()| launches());
     let capture = CAPTURE.with_borrow_mut(Option::take);
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     done?;
     let graph = driver.check("recording", graph)?;
     lock(&driver.recorders).push(stream);
-    let (launches, ends) = capture.map_or((0, None), |c| (c.launches, c.ends));
+    let (launches, ends, marks) = capture.map_or((0, None, None), |c| (c.launches, c.ends, c.marks));
     Ok(graph.zip(ends).map(|(graph, ends)| {
-        let graph = Mutex::new(graph);
-        Box::new(Graph { driver: driver.clone(), graph, launches, ends }) as Box<dyn Recording>
+        let (graph, marks) = (Mutex::new(graph), marks.unwrap_or_default());
+        Box::new(Graph { driver: driver.clone(), graph, launches, ends, marks }) as Box<dyn Recording>
     }))
 }

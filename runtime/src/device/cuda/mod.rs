@@ -205,8 +205,9 @@ impl Device for Cuda {
     fn record(
         &self,
         launches: &mut dyn FnMut() -> Result<(), Error>,
+        timed: bool,
     ) -> Result<Option<Box<dyn Recording>>, Error> {
-        launch::record(&self.driver, launches)
+        launch::record(&self.driver, launches, timed)
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

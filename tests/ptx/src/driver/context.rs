@@ -109,7 +109,7 @@ api! {
         Ok(())
     }
 
-    fn cuDriverGetVersion(version: *mut i32) |m| { put(version, 13000) }
+    fn cuDriverGetVersion(version: *mut i32) |m| { put(version, m.settings.driver) }
 
     fn cuGetErrorName(e: u32, name: *mut *const c_char) |m| { put(name, error(e)?.1.as_ptr().cast()) }
     fn cuGetErrorString(e: u32, text: *mut *const c_char) |m| { put(text, error(e)?.2.as_ptr().cast()) }

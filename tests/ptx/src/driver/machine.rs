@@ -14,6 +14,7 @@ use std::time::Instant;
 pub(crate) struct Settings {
     pub arch: u32,
     pub sms: u32,
+    pub driver: i32,
     pub seed: u64,
     pub threads: usize,
     pub counts: Option<String>,
@@ -109,6 +110,7 @@ impl Machine {
         let settings = Settings {
             arch: setting("ASTRAI_PTX_ARCH", 80),
             sms: setting("ASTRAI_PTX_SMS", 108),
+            driver: setting("ASTRAI_PTX_DRIVER", 13_000),
             seed: setting("ASTRAI_PTX_SEED", 1),
             threads: setting("ASTRAI_PTX_THREADS", cores),
             counts: std::env::var("ASTRAI_PTX_COUNTS").ok(),

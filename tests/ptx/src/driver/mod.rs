@@ -10,6 +10,7 @@
 //! | `ASTRAI_PTX_MEMORY` | bytes of each, 16 GiB |
 //! | `ASTRAI_PTX_ARCH` | compute capability, 80 |
 //! | `ASTRAI_PTX_SMS` | multiprocessors, 108 |
+//! | `ASTRAI_PTX_DRIVER` | version of the driver, 13000 |
 //! | `ASTRAI_PTX_SEED` | of all orders, 1 |
 //! | `ASTRAI_PTX_THREADS` | threads that run the blocks of a launch, all processors |
 //! | `ASTRAI_PTX_COUNTS` | file for counts of every kernel as JSON, written when the process ends |

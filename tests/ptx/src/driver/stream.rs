@@ -5,6 +5,7 @@ use super::tasks::{HostFunction, Work};
 use super::{Handle, api, code, put};
 
 const NON_BLOCKING: u32 = 1;
+const EXTERNAL: u32 = 1;
 
 api! {
     fn cuStreamCreate(stream: *mut Handle, flags: u32) |m| {
@@ -99,6 +100,21 @@ api! {
         let captured = capture.map(|c| (c, m.captured_at(c, s)));
         let task = if captured.is_none() { m.submit(s, Work::Record(h))? } else { None };
         m.events.insert(h, Event { task, at: None, recorded: true, captured });
+        Ok(())
+    }
+
+    // External: a node of the graph that is captured, which keeps the time whenever the graph is launched.
+    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) |m| {
+        let s = m.stream(stream as usize)?;
+        let h = event as usize;
+        if !m.events.contains_key(&h) {
+            return Err(code::INVALID_HANDLE);
+        }
+        if flags != EXTERNAL || m.streams[&s].capture.is_none() {
+            return Err(code::INVALID_VALUE);
+        }
+        m.submit(s, Work::Record(h))?;
+        m.events.insert(h, Event { recorded: true, ..Event::default() });
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Programs that the tests of the driver run in processes of their own.
 
 use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use std::sync::Arc;
 
@@ -81,10 +81,22 @@ fn graph(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, x: &CudaSlice<f32
         }
         .unwrap();
     }
+    // Events that are nodes of the graph keep the time of each launch of it.
+    let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).unwrap();
+    let ends = [event(), event()];
+    let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+    // SAFETY: both handles are alive.
+    let mark =
+        |e: &CudaEvent| unsafe { sys::cuEventRecordWithFlags(e.cu_event(), stream.cu_stream(), external) };
+    ends.iter().for_each(|e| mark(e).result().unwrap());
     let g =
         stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
     let g = g.unwrap().unwrap();
+    assert!(mark(&ends[0]).result().is_err(), "no stream captures");
+    assert!(ends[0].elapsed_ms(&ends[1]).is_err(), "the graph was not launched");
     (0..3).for_each(|_| g.launch().unwrap());
+    stream.synchronize().unwrap();
+    assert!(ends[0].elapsed_ms(&ends[1]).unwrap() >= 0.0);
     let got = stream.clone_dtoh(&y).unwrap();
     assert!(got.iter().enumerate().all(|(i, y)| *y == i as f32 + 12.0), "{:?}", &got[..4]);
 }
