@@ -26,7 +26,11 @@ impl Estimate {
     /// The hardware of the flag; without one this machine, measured.
     fn here(&self, machine: &Machine) -> Result<Hardware, Failure> {
         if let Some(name) = &self.hardware {
-            return Ok(Hardware::open(name)?);
+            let hardware = Hardware::open(name)?;
+            if hardware.kind == "cpu" && machine.device.records() {
+                bail!("--hardware {name} is a processor; --device runs the program on something else");
+            }
+            return Ok(hardware);
         }
         Ok(measure::here(&machine.device)?)
     }

@@ -3,7 +3,7 @@
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
-use crate::check::{Checked, check_time};
+use crate::check::{Checked, check_time, median};
 use crate::fit::{Seen, reach};
 use crate::hardware::{Hardware, Kernels, Precision, Reach};
 use crate::model::time;
@@ -77,15 +77,13 @@ pub fn calibrate(
 
 /// Seconds of a run of a program that none of its kernels takes, in the middle of these steps: on a device beside the processor its inputs are
 /// sent, and it is started and waited for.
-fn beside(steps: &[Checked]) -> f64 {
-    let rest = |step: &Checked| {
+fn rest(steps: &[Checked]) -> f64 {
+    let of = |step: &Checked| {
         let programs: BTreeSet<&str> = step.operators.iter().map(|o| o.program).collect();
         let kernels: f64 = step.operators.iter().map(|o| o.measured).sum();
         (step.measured - kernels).max(0.0) / programs.len().max(1) as f64
     };
-    let mut all: Vec<f64> = steps.iter().map(rest).collect();
-    all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(0.0)
+    median(&steps.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0)
 }
 
 /// The numbers that fit these steps.
@@ -105,8 +103,8 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
             let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
-            let archetype = Kernels::counted(o.work.archetype(&|_| None)?, &hardware.kind);
-            let archetype = Kernels::archetype(archetype);
+            let form = Kernels::counted(o.work.archetype(&|_| None)?, &hardware.kind);
+            let archetype = Kernels::archetype(form);
             groups.entry((archetype, t.precision)).or_default().push(seen);
         }
     }
@@ -122,7 +120,7 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
         }
     }
     if hardware.kind != "cpu" {
-        kernels.step = beside(steps);
+        kernels.step = rest(steps);
     }
     kernels.residual = Some((all[0] / all[1].max(f64::MIN_POSITIVE)).sqrt());
     Ok(Hardware { kernels, ..hardware.clone() })

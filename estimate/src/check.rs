@@ -159,7 +159,7 @@ impl Watch {
 }
 
 /// The one in the middle.
-fn median(of: &[f64]) -> Option<f64> {
+pub(crate) fn median(of: &[f64]) -> Option<f64> {
     let mut sorted = of.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied()

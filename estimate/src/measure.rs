@@ -31,18 +31,18 @@ type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, Option<f64>);
 pub fn here(device: &Arc<dyn Device>) -> Result<Hardware, Refused> {
     match processor(&**device) {
         Some(found) => Ok(found),
-        None if device.records() => beside(device).map_err(|e| e.to_string()),
+        None if device.records() => accelerator(device).map_err(|e| e.to_string()),
         None => Err("the peaks of this device cannot be measured; give --hardware FILE".into()),
     }
 }
 
 /// Rounds of two small kernels in the programs whose times are compared.
-const CHAIN: [usize; 2] = [2, 34];
+pub const CHAIN: [usize; 2] = [2, 34];
 
 /// A device beside the processor.
-fn beside(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Error> {
+fn accelerator(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Error> {
     let target = device.backend().target();
-    let [short, long] = [run(device, CHAIN[0])?, run(device, CHAIN[1])?];
+    let [short, long] = [chain(device, CHAIN[0])?, chain(device, CHAIN[1])?];
     let row = |(dtype, peak): &(DType, f64)| (Precision::of(*dtype), *peak);
     Ok(Hardware {
         name: target.name.clone(),
@@ -68,7 +68,10 @@ fn beside(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Error> {
 }
 
 /// Seconds of a run of so many rounds of two small kernels, at best: a sum along columns keeps rounds from merging.
-fn run(device: &Arc<dyn Device>, rounds: usize) -> Result<f64, astrai_runtime::Error> {
+///
+/// # Errors
+/// The device fails.
+pub fn chain(device: &Arc<dyn Device>, rounds: usize) -> Result<f64, astrai_runtime::Error> {
     let side = 32;
     let mut g = Graph::new(vec![]);
     let x = g.input("x", DType::F32, vec![Dim::from(side), Dim::from(side)])?;

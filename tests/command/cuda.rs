@@ -334,4 +334,8 @@ fn an_estimate_is_checked_on_the_device() {
     refused(&["--device", "cuda"], "--device goes with --check");
     refused(&["--check", "--device", "interpreter"], "says nothing");
     refused(&["--check", "--device", "null"], "runs nothing");
+    let processor = folder.path().join("processor.json");
+    std::fs::write(&processor, std::fs::read_to_string(&file).unwrap().replace("\"gpu\"", "\"cpu\""))
+        .unwrap();
+    refused(&["--check", "--device", "cuda", "--hardware", processor.to_str().unwrap()], "is a processor");
 }

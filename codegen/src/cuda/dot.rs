@@ -204,10 +204,10 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let (m, n, k) = (dim(&f.m), dim(&f.n), dim(&f.k));
     let (down, across) = (tile.down(&f.m), tile.across(&f.n));
     let units = &(&down * &across) * batch;
-    // None where there are no rows.
     // Fewer columns to a block where wide ones would leave multiprocessors without one.
     let idle = most(g, &f.n) < FEW_COLUMNS as u64 * u64::from(processors);
     let wide = if idle { FEW_COLUMNS / 2 } else { FEW_COLUMNS };
+    // None where there are no rows.
     let runs = &f.n.ceil_div(&Dim::from(wide)) * &f.m.at_most(&one);
     program.entry(&if few { units.at_least(&runs) } else { units.clone() }, 0, |p| {
         left.declare(p, "left");

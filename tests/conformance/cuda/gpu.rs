@@ -6,6 +6,7 @@ use super::{Case, cases, compare, compiled, forms, results};
 use crate::driver::emulated;
 use astrai_engine::Machine;
 use astrai_engine::machine::Kind;
+use astrai_estimate::measure;
 use astrai_ir::ops::{Dot, ReduceKind};
 use astrai_ir::{DType, Dim, Graph, Tensor};
 use astrai_runtime::{Options, Session, Value, compile};
@@ -129,20 +130,6 @@ fn seconds(machine: &Machine, graph: &Graph, runs: usize) -> f64 {
     (0..runs).map(|_| run()).fold(f64::INFINITY, f64::min)
 }
 
-/// Two kernels a round over a square, one of them a sum along columns so that rounds do not merge.
-fn chain(n: usize, rounds: usize) -> Graph {
-    let mut g = Graph::new(vec![]);
-    let x = g.input("x", DType::F32, vec![Dim::from(1)]).unwrap();
-    let w = g.weight("w", DType::F32, &[n, n]).unwrap();
-    let mut y = g.mul(w, x).unwrap();
-    for _ in 0..rounds {
-        let row = g.reduce(ReduceKind::Sum, y, &[0]).unwrap();
-        y = g.add(y, row).unwrap();
-    }
-    g.set_output("y", y).unwrap();
-    g
-}
-
 #[test]
 #[ignore = "wants a CUDA device: bench/gpu.sh runs it"]
 fn constants_of_the_gpu() {
@@ -151,10 +138,9 @@ fn constants_of_the_gpu() {
         println!("\n{}", json!({"constant": name, "unit": unit, "value": value}))
     };
     let (side, elements, runs) = if small() { (64, 1 << 12, 2) } else { (4096, 1 << 28, 20) };
-    let short = seconds(&machine, &chain(32, 2), runs);
-    let long = seconds(&machine, &chain(32, 2 + 32), runs);
-    said("recorded launch", "s", (long - short) / 64.0);
-    said("smallest run", "s", short);
+    let here = measure::here(&machine.device).unwrap_or_else(|e| panic!("{e}"));
+    said("recorded launch", "s", here.launch);
+    said("smallest run", "s", measure::chain(&machine.device, measure::CHAIN[0]).unwrap());
     let mut g = Graph::new(vec![]);
     let x = g.input("x", DType::F32, vec![Dim::from(1)]).unwrap();
     let line = 1 << 12;

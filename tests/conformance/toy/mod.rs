@@ -70,7 +70,16 @@ fn recorded_runs_have_the_same_bits() {
     once.into_iter().for_each(|(count, tokens)| drop(run(count, tokens)));
     assert_eq!(device.replayed(), replayed);
     assert!(run(3, 21) == first);
-    assert_eq!(device.replayed(), replayed + replayed / 6);
+    let each = replayed / 6;
+    assert_eq!(device.replayed(), replayed + each);
+    // What is timed is recorded at once, and has a row for each launch.
+    session.start_profile();
+    let rows: Vec<&[i64]> = (0..3).map(|r| &ids[r..r + 7]).collect();
+    let batch = RaggedBatch::new(&rows, model.config.vocab_size).unwrap();
+    assert!(session.run(&batch.inputs(session.inputs())).unwrap() == first);
+    assert_eq!(device.replayed(), replayed + 2 * each);
+    let timed = session.take_profile().unwrap().rows;
+    assert!(timed.len() >= each && timed.iter().all(|row| row.runs == 1 && row.measured > 0.0));
 }
 
 #[test]
