@@ -234,7 +234,7 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char *scratch, const struct NAME(rows) *r, int64_t p,
                              int64_t end)
 {
-    float c[(DOT_INTEGER_ROWS > DOT_INTEGER_PANELS ? DOT_INTEGER_ROWS : DOT_INTEGER_PANELS) * DOT_NR] __attribute__((aligned(64)));
+    float c[DOT_INTEGER_ROWS * DOT_NR] __attribute__((aligned(64)));
     int64_t e = r->group;
     for (int64_t n; p < end; p += n) {
         n = r->count == 1 && end - p >= DOT_INTEGER_PANELS ? DOT_INTEGER_PANELS : 1;

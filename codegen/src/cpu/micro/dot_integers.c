@@ -22,10 +22,10 @@
 #define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : DOT_BY_HALVES ? 0 : 128)
 #if DOT_LANES == 16
 #define DOT_INTEGER_ROWS 7
-#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone */
+#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone, at most DOT_INTEGER_ROWS; int4 by halves reads so little that one is best */
 #else
 #define DOT_INTEGER_ROWS 2
-#define DOT_INTEGER_PANELS 1
+#define DOT_INTEGER_PANELS (DOT_BY_HALVES && DOT_CODE == DOT_INT8 ? DOT_ROW_PANELS : 1)
 #endif
 #if defined(DOT_AMX_ROWS) && (defined(__AMX_INT8__) || defined(DOT_AMX_MODEL))
 #define DOT_AMX_INTEGERS 1
@@ -121,16 +121,18 @@ DOT_INLINE dot_vu dot_unsigned_codes(int kind, const uint8_t *w, int half, int j
 }
 
 #if DOT_BY_HALVES
-/* sums[r] += the products of 32 k of the rows x, `chunk` apart, by a panel at w; mr is a literal. Products of int4 are so small that eight
- * pairs of them fit into 16 bits (8 * 2 * 15 * 127); of int8 one pair does, of magnitudes by bytes with the sign of the product. */
-DOT_INLINE void dot_add_halves(int kind, int mr, const int8_t *x, int64_t chunk, const uint8_t *w, dot_vi (*sums)[DOT_NR / 8])
+/* sums[p * mr + r] += the products of 32 k of the rows x, `chunk` apart, by np panels at w, `panel` apart; mr and np are literals, one of
+ * them 1. Products of int4 are so small that eight pairs of them fit into 16 bits (8 * 2 * 15 * 127); of int8 one pair does, of magnitudes
+ * by bytes with the sign of the product. */
+DOT_INLINE void dot_add_halves(int kind, int mr, int np, const int8_t *x, int64_t chunk, const uint8_t *w, int64_t panel,
+                               dot_vi (*sums)[DOT_NR / 8])
 {
     enum { wide = DOT_NR / 8 };
     typedef int16_t halves __attribute__((vector_size(32)));
     const halves ones = (halves){0} + 1;
     halves parts[2][wide];
-    for (int r = 0; r < mr; r++)
-        for (int j = 0; j < wide; j++) parts[r][j] = (halves){0};
+    for (int n = 0; n < mr * np; n++)
+        for (int j = 0; j < wide; j++) parts[n][j] = (halves){0};
 #pragma GCC unroll 8
     for (int k = 0; k < 32; k += 4) {
         dot_vi row[2];
@@ -139,24 +141,27 @@ DOT_INLINE void dot_add_halves(int kind, int mr, const int8_t *x, int64_t chunk,
             memcpy(&word, x + r * chunk + k, 4);
             row[r] = dot_splat_int(word);
         }
-#pragma GCC unroll 4
-        for (int j = 0; j < wide; j++) {
-            const dot_vu_any *at = (const dot_vu_any *)(w + DOT_CODE_BYTES(kind, kind == DOT_INT4 ? k & ~7 : k) + j * 32);
+#pragma GCC unroll 8
+        for (int j = 0; j < np * wide; j++) {
+            const dot_vu_any *at =
+                (const dot_vu_any *)(w + j / wide * panel + DOT_CODE_BYTES(kind, kind == DOT_INT4 ? k & ~7 : k) + j % wide * 32);
             dot_vu size;
             if (kind == DOT_INT4) size = *at >> (k & 4) & 0x0f0f0f0f;
             else __asm__("vpabsb %1, %0" : "=x"(size) : "m"(*at));
             for (int r = 0; r < mr; r++) {
+                int n = j / wide * mr + r;
                 halves pairs;
                 if (kind == DOT_INT4)
-                    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(parts[r][j]), "=&x"(pairs) : "x"(size), "x"(row[r]));
+                    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0"
+                            : "+x"(parts[n][j % wide]), "=&x"(pairs) : "x"(size), "x"(row[r]));
                 else
                     __asm__("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-                            : "+x"(sums[r][j]), "=&x"(pairs) : "x"(size), "m"(*at), "x"(row[r]), "x"(ones));
+                            : "+x"(sums[n][j % wide]), "=&x"(pairs) : "x"(size), "m"(*at), "x"(row[r]), "x"(ones));
             }
         }
     }
-    for (int r = 0; r < (kind == DOT_INT4 ? mr : 0); r++)
-        for (int j = 0; j < wide; j++) sums[r][j] = dot_halves(sums[r][j], (dot_vi)parts[r][j], (dot_vi)ones);
+    for (int n = 0; n < (kind == DOT_INT4 ? mr * np : 0); n++)
+        for (int j = 0; j < wide; j++) sums[n][j] = dot_halves(sums[n][j], (dot_vi)parts[n][j], (dot_vi)ones);
 }
 #endif
 
@@ -226,7 +231,7 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
                                  const int32_t *minus, const float *sums, const uint8_t *w, const void *scales, int type,
                                  const void *offsets, int64_t sum, int64_t group, int64_t rounded, float *c)
 {
-    enum { wide = DOT_NR / DOT_LANES, most = DOT_INTEGER_ROWS > DOT_INTEGER_PANELS ? DOT_INTEGER_ROWS : DOT_INTEGER_PANELS };
+    enum { wide = DOT_NR / DOT_LANES, most = DOT_INTEGER_ROWS };
     int64_t panel = DOT_CODE_BYTES(kind, sum), groups = sum / group, pieces = sum / rounded, piece = 0;
     const uint8_t *begin = w;
     dot_vf whole[most][wide];
@@ -247,7 +252,7 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
             for (int64_t k = piece * rounded; k < (piece + 1) * rounded; k += 32) {
                 const int8_t *x = a + k / chunk * chunk * height + k % chunk;
 #if DOT_BY_HALVES
-                dot_add_halves(kind, mr, x, chunk, w, whole_sum);
+                dot_add_halves(kind, mr, np, x, chunk, w, panel, whole_sum);
                 w += DOT_CODE_BYTES(kind, 32);
 #else
                 /* Beyond the ends of these panels lie those that come next. */
