@@ -27,8 +27,14 @@ impl Estimate {
     fn here(&self, machine: &Machine) -> Result<Hardware, Failure> {
         if let Some(name) = &self.hardware {
             let hardware = Hardware::open(name)?;
-            if hardware.kind == "cpu" && machine.device.records() {
+            let (processor, here) = (hardware.kind == "cpu", !machine.device.records());
+            if processor && !here {
                 bail!("--hardware {name} is a processor; --device runs the program on something else");
+            }
+            if !processor && here {
+                bail!(
+                    "--hardware {name} is no processor, and the program runs on one; --device cuda runs it on a GPU"
+                );
             }
             return Ok(hardware);
         }

@@ -21,9 +21,16 @@ fn bare() -> Command {
     c
 }
 
+/// A device of which NVRTC knows PTX alone, which is what the emulated driver executes: machine code would take as long again, and of every
+/// kernel it is made where registers are counted.
+const PTX_ALONE: (&str, &str) = ("ASTRAI_PTX_ARCH", "82");
+
+/// One for which there is machine code.
+const MACHINE_CODE: (&str, &str) = ("ASTRAI_PTX_ARCH", "80");
+
 /// Lets a program find driver and compiler.
 fn driven<'c>(driver: &Emulated, c: &'c mut Command) -> &'c mut Command {
-    c.env("LD_LIBRARY_PATH", &driver.folder).env("ASTRAI_NVRTC", &driver.nvrtc)
+    c.env("LD_LIBRARY_PATH", &driver.folder).env("ASTRAI_NVRTC", &driver.nvrtc).envs([PTX_ALONE])
 }
 
 /// The program on the emulated driver, with a folder of its own for kernels of these tests.
@@ -83,7 +90,12 @@ fn machine_code_is_kept_and_told_by_kernel() {
     let (llama, folder) = (golden("llama"), tempfile::tempdir().unwrap());
     let compile = |more: &[&str]| {
         let mut c = on(driver);
-        c.env("ASTRAI_CACHE", folder.path()).arg("compile").arg(&llama).args(["--device", "cuda"]).args(more);
+        c.envs([MACHINE_CODE])
+            .env("ASTRAI_CACHE", folder.path())
+            .arg("compile")
+            .arg(&llama)
+            .args(["--device", "cuda"])
+            .args(more);
         let out = c.output().unwrap();
         assert!(out.status.success(), "{}", stderr(&out));
         String::from_utf8(out.stdout).unwrap()
@@ -157,6 +169,7 @@ fn commands_run_on_the_emulated_device() {
     let folder = tempfile::tempdir().unwrap();
     let plan = object(
         on(driver)
+            .envs([MACHINE_CODE])
             .arg("compile")
             .arg(&llama)
             .args(["--device", "cuda", "--json", "--ptx", "-o"])
@@ -314,7 +327,7 @@ fn an_estimate_is_checked_on_the_device() {
     let file = folder.path().join("here.json");
     good(on(driver).args(["estimate", "--device", "cuda", "--measure"]).arg(&file));
     let told: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    assert!(told["kind"] == "gpu" && told["name"].as_str().unwrap().contains("sm_80"), "{told}");
+    assert!(told["kind"] == "gpu" && told["name"].as_str().unwrap().contains("sm_82"), "{told}");
     // An older driver does not tell the time between events: launches are waited for one by one.
     for version in ["13000", "12040"] {
         let mut check = on(driver);
@@ -334,6 +347,7 @@ fn an_estimate_is_checked_on_the_device() {
     refused(&["--device", "cuda"], "--device goes with --check");
     refused(&["--check", "--device", "interpreter"], "says nothing");
     refused(&["--check", "--device", "null"], "runs nothing");
+    refused(&["--check", "--device", "cpu", "--hardware", "h100-sxm"], "is no processor");
     let processor = folder.path().join("processor.json");
     std::fs::write(&processor, std::fs::read_to_string(&file).unwrap().replace("\"gpu\"", "\"cpu\""))
         .unwrap();

@@ -181,7 +181,12 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<(String, Value), String> {
             byte_level(&mut made, splits, &tokens, merges.collect())
         }
         Some("llama") => sentence_pieces(&mut made, &tokens, list("scores"), get("add_space_prefix")),
-        other => return Err(format!("its tokenizer is of the kind {other:?}; gpt2 and llama are read")),
+        Some(other) => {
+            return Err(format!(
+                "`tokenizer.ggml.model` is {other:?}; tokenizers of gpt2 and llama are read"
+            ));
+        }
+        None => return Err("has no `tokenizer.ggml.model`".into()),
     };
     // SentencePiece's and some others begin every text with their token unless the file says otherwise.
     let begins = get("add_bos_token").and_then(Value::as_bool).unwrap_or(usual);
