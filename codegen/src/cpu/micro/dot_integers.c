@@ -22,9 +22,10 @@
 #define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : DOT_BY_HALVES ? 0 : 128)
 #if DOT_LANES == 16
 #define DOT_INTEGER_ROWS 7
-#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone, at most DOT_INTEGER_ROWS; int4 by halves reads so little that one is best */
+#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone, at most DOT_INTEGER_ROWS */
 #else
 #define DOT_INTEGER_ROWS 2
+/* int4 reads so little that one panel after another is best. */
 #define DOT_INTEGER_PANELS (DOT_BY_HALVES && DOT_CODE == DOT_INT8 ? DOT_ROW_PANELS : 1)
 #endif
 #if defined(DOT_AMX_ROWS) && (defined(__AMX_INT8__) || defined(DOT_AMX_MODEL))
