@@ -123,11 +123,16 @@ impl Machine {
 }
 
 /// NVIDIA's run-time compiler: the file or folder that `$ASTRAI_NVRTC` names, what the loader finds, or that of a toolkit in `$CUDA_HOME`,
-/// `$CUDA_PATH` or `/usr/local/cuda`.
+/// `$CUDA_PATH` or `/usr/local/cuda`; with the further options of `$ASTRAI_NVRTC_FLAGS`.
 ///
 /// # Errors
 /// There is none, or it cannot be loaded.
 pub fn nvrtc() -> Result<Nvrtc, Error> {
+    let flags = std::env::var("ASTRAI_NVRTC_FLAGS").unwrap_or_default();
+    installed().map(|nvrtc| nvrtc.with(&flags))
+}
+
+fn installed() -> Result<Nvrtc, Error> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(named) = var("ASTRAI_NVRTC") {
         let inside =

@@ -1,7 +1,7 @@
 //! CUDA devices on the emulated driver: whole models, recordings, memory, two devices at once.
 
 use crate::cases::case;
-use crate::driver::{Emulated, checks_everything, emulated};
+use crate::driver::{Emulated, QUICK, checks_everything, emulated};
 use crate::serving::{Answer, SMALL, collect};
 use astrai_builders::config::Slots;
 use astrai_builders::{ModelConfig, Program};
@@ -296,5 +296,5 @@ fn load(driver: &Emulated) -> astrai_runtime::device::cuda::Nvrtc {
             unsafe { Library::open(Some(driver.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };
         std::mem::forget(library.unwrap());
     });
-    astrai_runtime::device::cuda::Nvrtc::open(&driver.nvrtc).unwrap()
+    astrai_runtime::device::cuda::Nvrtc::open(&driver.nvrtc).unwrap().with(QUICK)
 }

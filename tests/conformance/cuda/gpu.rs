@@ -189,8 +189,6 @@ fn the_script_for_a_gpu_runs_whole() {
     let out = at("out.jsonl");
     let mut script = Command::new("sh");
     script.arg(at("gpu.sh")).arg(&out).env("LD_LIBRARY_PATH", &driver.folder).env("GPU_SMALL", "1");
-    // NVRTC knows PTX alone of it, which is what the emulated driver executes.
-    script.env("ASTRAI_PTX_ARCH", "82");
     let ran = script.output().unwrap();
     let text = std::fs::read_to_string(&out).unwrap_or_default();
     let lines: Vec<Json> =

@@ -33,7 +33,8 @@ const REGISTERS: [(&str, u32); 9] = [
     ("attention", 255),
     ("attention_grad", 255),
 ];
-/// Architectures that kernels are compiled for; the first everywhere, the others in continuous integration.
+/// Architectures that kernels are compiled for; the first everywhere, the others in continuous integration, of kernels that take more than half
+/// their budget on the first, and of every eighth: where the first took half or less, no other took more than three quarters.
 const ARCHES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 /// Multiprocessors of the targets: with one, tiles are as large as they become, with many as small, and keys are split.
 const UNITS: [u32; 2] = [1, 132];
@@ -148,38 +149,43 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let work = || {
         let mut most: BTreeMap<String, (u32, u32)> = BTreeMap::new();
-        while let Some((name, k)) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+        let mut programs = 0;
+        loop {
+            let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some((name, k)) = kernels.get(i) else { return (programs, most) };
             let form = name.split(' ').next().unwrap();
+            let cap = REGISTERS.iter().find(|c| c.0 == form);
+            let cap = cap.unwrap_or_else(|| panic!("no cap for {form}")).1;
+            let mut near = i.is_multiple_of(8);
             for arch in arches {
+                if arch != &ARCHES[0] && !near {
+                    continue;
+                }
+                programs += 1;
                 let cubin =
                     nvrtc.cubin(name, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
                 assert!(cubin.image.starts_with(b"\x7fELF"), "{name} {arch}");
                 assert_eq!(cubin.usage.len(), k.entries.len(), "{name}: {}", cubin.log);
                 for u in &cubin.usage {
                     assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{name} {} {arch} spills", u.name);
-                    let cap = REGISTERS
-                        .iter()
-                        .find(|c| c.0 == form)
-                        .unwrap_or_else(|| panic!("no cap for {form}"))
-                        .1;
+                    near |= 2 * u.registers > cap;
                     assert!((1..=cap).contains(&u.registers), "{name} {arch}: {} registers", u.registers);
                     let most = most.entry(form.to_string()).or_default();
                     *most = (most.0.max(u.registers), most.1.max(u.shared));
                 }
             }
         }
-        most
     };
     let parts = std::thread::scope(|s| {
         let jobs = [s.spawn(work), s.spawn(work)];
         jobs.into_iter().map(|j| j.join().unwrap()).collect::<Vec<_>>()
     });
     let mut most: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    for (form, (registers, shared)) in parts.iter().flatten() {
+    for (form, (registers, shared)) in parts.iter().flat_map(|(_, most)| most) {
         let of = most.entry(form).or_default();
         *of = (of.0.max(*registers), of.1.max(*shared));
     }
-    let (n, (major, minor)) = (kernels.len() * arches.len(), nvrtc.version());
+    let (n, (major, minor)) = (parts.iter().map(|(n, _)| n).sum::<usize>(), nvrtc.version());
     println!(
         "NVRTC {major}.{minor}: {n} programs in {:.1?}; registers, bytes shared: {most:?}",
         started.elapsed()

@@ -91,8 +91,15 @@ impl Block<'_> {
         let zeros = [0u64; 4];
         let mut places = [zeros.as_ptr().cast_mut().cast::<u8>(); 32];
         let mut before = 0u32;
-        for l in lanes(m) {
-            if at[l] & (total as u64 - 1) != 0 {
+        let aligned = |l: usize| at[l] & (total as u64 - 1) == 0;
+        let together =
+            s == Space::Shared && lanes(m).all(aligned) && self.shared_together(w, i, m, at, total, does);
+        if together {
+            // SAFETY: in bounds.
+            lanes(m).for_each(|l| places[l] = unsafe { self.shared.as_mut_ptr().add(at[l] as usize) });
+        }
+        for l in lanes(if together { 0 } else { m }) {
+            if !aligned(l) {
                 return Err(Wrong::new(Kind::Misaligned, l, Some(at[l]), format!("{total} bytes")));
             }
             places[l] = match s {
@@ -130,6 +137,18 @@ impl Block<'_> {
         let c = &mut self.counts[pc];
         c.units += units;
         c.ideal += ideal;
+    }
+
+    /// Whether all lanes may do this to shared memory, as far as that is known without looking at each by itself.
+    fn shared_together(&mut self, w: &Warp, i: &Ins, m: u32, at: &V64, n: usize, does: Does) -> bool {
+        let last = self.shared_size.checked_sub(n);
+        let inside = last.is_some_and(|last| lanes(m).all(|l| at[l] <= last as u64));
+        let who = Who { warp: w.id, lane: 0, strong: i.mods.strong };
+        inside
+            && match does {
+                Does::Read => self.shadow.read_together(&self.clocks, who, m, at, n),
+                _ => self.shadow.write_together(&self.clocks, who, m, at, n),
+            }
     }
 
     #[allow(clippy::too_many_arguments)]

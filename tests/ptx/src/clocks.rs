@@ -8,6 +8,23 @@ use std::rc::Rc;
 /// Clocks of the warps of other blocks, by block.
 pub(crate) type Known = HashMap<u32, Rc<Vec<u32>>>;
 
+/// What all lanes of a warp are ordered after.
+pub(crate) struct Order<'c> {
+    warp: usize,
+    /// Its own accesses before this.
+    full: u32,
+    /// Those of each warp up to this.
+    seen: &'c [u32],
+}
+
+impl Order<'_> {
+    /// True where they are ordered after what the warp v did at this time.
+    #[inline(always)]
+    pub fn after(&self, v: usize, clock: u32) -> bool {
+        if v == self.warp { clock < self.full } else { self.seen[v] >= clock }
+    }
+}
+
 /// Clocks of a block.
 #[derive(Default)]
 pub(crate) struct Clocks {
@@ -55,6 +72,12 @@ impl Clocks {
     /// A time after all of this block.
     pub fn end(&self) -> u32 {
         self.own.iter().copied().max().unwrap_or(self.base) + 1
+    }
+
+    /// What all lanes of w are ordered after.
+    #[inline(always)]
+    pub fn order(&self, w: usize) -> Order<'_> {
+        Order { warp: w, full: self.full[w], seen: &self.seen[w * self.warps..][..self.warps] }
     }
 
     /// True where w is ordered after what the warp v did at this time.

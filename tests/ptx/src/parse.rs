@@ -162,7 +162,7 @@ pub(crate) fn parse(src: &str) -> Result<Text, String> {
                     // Only functions of the system are called: printf, assertions. Bodies of others are not.
                     let (semi, brace) = (r.rest.find(';'), r.rest.find('{'));
                     match (semi, brace) {
-                        (Some(s), Some(b)) if b < s => r.braces()?,
+                        (semi, Some(brace)) if semi.is_none_or(|semi| brace < semi) => r.braces()?,
                         _ => drop(r.through(';')?),
                     }
                 } else {

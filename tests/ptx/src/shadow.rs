@@ -1,7 +1,7 @@
 //! Who last wrote and read each granule of shared and global memory, and when. In: accesses. Out: whether the access is
 //! ordered after those that it must not race with.
 
-use crate::clocks::Clocks;
+use crate::clocks::{Clocks, Order};
 use crate::fault::Kind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -26,6 +26,15 @@ fn conflict(kind: Kind, with: String) -> Conflict {
     Conflict { kind, with, twin: None }
 }
 
+impl Order<'_> {
+    /// True where all lanes are ordered after the write of this entry, which is not on its way.
+    #[inline(always)]
+    fn written(&self, e: u64, strong: bool) -> bool {
+        e & FLIGHT == 0
+            && (strong && e & ATOMIC != 0 || self.after((e >> 8 & 0xff) as usize, (e >> 32) as u32))
+    }
+}
+
 const FLIGHT: u64 = 1 << 31;
 const ATOMIC: u64 = 1 << 30;
 /// Readers of one warp that are several lanes.
@@ -39,7 +48,7 @@ pub(crate) struct SharedShadow {
     warps: usize,
     /// Clock, flags, warp, lane.
     writes: Vec<u64>,
-    /// By granule and warp: clock since the origin, lane.
+    /// By warp and granule, for a warp reads neighbours at once: clock since the origin, lane.
     reads: Vec<u32>,
     origin: u32,
 }
@@ -65,8 +74,7 @@ impl SharedShadow {
     }
 
     #[inline(always)]
-    fn last_write(&self, c: &Clocks, who: Who, cell: usize) -> Result<bool, Conflict> {
-        let e = self.writes[cell];
+    fn last_write(c: &Clocks, who: Who, e: u64) -> Result<bool, Conflict> {
         let clock = (e >> 32) as u32;
         if clock < c.base {
             return Ok(false);
@@ -100,15 +108,64 @@ impl SharedShadow {
     #[inline(always)]
     pub fn read(&mut self, c: &Clocks, who: Who, at: usize, n: usize) -> Result<(), Conflict> {
         let now = c.now(who.warp) - self.origin + 1;
-        for cell in self.cells(at, n) {
-            if !self.last_write(c, who, cell)? {
+        let (cells, of_warp) = (self.cells(at, n), who.warp * self.writes.len());
+        let reads = &mut self.reads[of_warp..of_warp + self.writes.len()][cells.clone()];
+        for (r, e) in reads.iter_mut().zip(&self.writes[cells]) {
+            if !Self::last_write(c, who, *e)? {
                 return Err(conflict(Kind::NeverWritten, String::new()));
             }
-            let r = &mut self.reads[cell * self.warps + who.warp];
             let other = *r >> 6 == now && *r & MANY != who.lane as u32;
             *r = now << 6 | if other { MANY } else { who.lane as u32 };
         }
         Ok(())
+    }
+
+    /// A read by these lanes at once; false where not every byte is known to be there and ordered before for each of them: then each lane is
+    /// to be asked by itself.
+    pub fn read_together(&mut self, c: &Clocks, who: Who, lanes: u32, at: &[u64; 32], n: usize) -> bool {
+        let now = (c.now(who.warp) - self.origin + 1) << 6;
+        let (cells, shift, order) = (self.writes.len(), self.shift, c.order(who.warp));
+        let reads = &mut self.reads[who.warp * cells..][..cells];
+        let mut before = None;
+        for l in (0..32).filter(|l| lanes >> l & 1 == 1) {
+            let (first, last) = (at[l] as usize >> shift, (at[l] as usize + n - 1) >> shift);
+            if before == Some(at[l]) {
+                reads[first..=last].fill(now | MANY);
+                continue;
+            }
+            before = Some(at[l]);
+            for (r, e) in reads[first..=last].iter_mut().zip(&self.writes[first..=last]) {
+                if ((e >> 32) as u32) < c.base || !order.written(*e, who.strong) {
+                    return false;
+                }
+                let other = *r >> 6 == now >> 6 && *r & MANY != l as u32;
+                *r = now | if other { MANY } else { l as u32 };
+            }
+        }
+        true
+    }
+
+    /// A write by these lanes at once; false as above.
+    pub fn write_together(&mut self, c: &Clocks, who: Who, lanes: u32, at: &[u64; 32], n: usize) -> bool {
+        let flags = if who.strong { ATOMIC } else { 0 };
+        let entry = u64::from(c.now(who.warp)) << 32 | flags | (who.warp as u64) << 8;
+        let (cells, order) = (self.writes.len(), c.order(who.warp));
+        for l in (0..32).filter(|l| lanes >> l & 1 == 1) {
+            for cell in self.cells(at[l] as usize, n) {
+                let e = self.writes[cell];
+                let written = (e >> 32) as u32 >= c.base && !order.written(e, who.strong);
+                let read = (0..self.warps).any(|v| {
+                    let r = self.reads[v * cells + cell];
+                    let clock = (self.origin - 1).wrapping_add(r >> 6);
+                    r != 0 && clock >= c.base && !order.after(v, clock)
+                });
+                if written || read {
+                    return false;
+                }
+                self.writes[cell] = entry | l as u64;
+            }
+        }
+        true
     }
 
     /// A write of bytes; `flight` where they come later.
@@ -117,7 +174,7 @@ impl SharedShadow {
         let flags = if flight { FLIGHT } else { 0 } | if who.strong { ATOMIC } else { 0 };
         let entry = u64::from(c.now(who.warp)) << 32 | flags | (who.warp as u64) << 8 | who.lane as u64;
         for cell in self.cells(at, n) {
-            self.last_write(c, who, cell)?;
+            Self::last_write(c, who, self.writes[cell])?;
             self.no_reader(c, who, cell)?;
             self.writes[cell] = entry;
         }
@@ -127,7 +184,7 @@ impl SharedShadow {
     #[inline(always)]
     fn no_reader(&self, c: &Clocks, who: Who, cell: usize) -> Result<(), Conflict> {
         for v in 0..self.warps {
-            let r = self.reads[cell * self.warps + v];
+            let r = self.reads[v * self.writes.len() + cell];
             let clock = (self.origin - 1).wrapping_add(r >> 6);
             if r == 0 || clock < c.base {
                 continue;

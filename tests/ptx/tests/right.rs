@@ -373,7 +373,7 @@ fn constants_structures_and_dynamic_memory() {
     }
 }
 
-/// As NVRTC 13.0 writes it; 13.5 takes a 32-bit address.
+/// As NVRTC 13.0 writes it; 13.5 takes a 32-bit address. What optimises little leaves functions behind that nothing calls.
 #[test]
 fn dynamic_memory_has_a_wide_address_too() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 room[];
@@ -382,7 +382,8 @@ fn dynamic_memory_has_a_wide_address_too() {
         ld.param.u64 %rd1, [k_param_0]; cvta.to.global.u64 %rd2, %rd1;
         mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 4; mov.u64 %rd4, room; add.s64 %rd4, %rd4, %rd3;
         st.shared.u32 [%rd4], %r1; ld.shared.u32 %r2, [%rd4]; add.s64 %rd5, %rd2, %rd3; st.global.u32 [%rd5], %r2;
-        ret; }";
+        ret; }
+        .func (.param .b32 result) never_called(.param .b32 x) { }";
     let m = astrai_ptx::Module::parse(text).unwrap();
     let run = Run { dynamic: 128, ..Run::new(1, 32) }.empty(128);
     let y = run.go(&m).unwrap_or_else(|e| panic!("{e}")).0.remove(0);

@@ -46,7 +46,8 @@
 
 /* Short tiles wait for memory: ask for the panel DOT_PREFETCH_BYTES bytes ahead; of several panels side by side, beyond their ends for those
  * that come next. Processors with bf16 pairs, and those whose tiles read whole lines (dot_lines), prefetch by themselves, and better; but
- * where vectors of 256 bits are computed by halves, widening bf16 leaves too little of a core's window to reach far enough ahead. */
+ * where vectors of 256 bits are computed by halves, widening bf16 leaves a row alone too little of a core's window to reach far
+ * enough ahead. */
 #define DOT_PREFETCH_ROWS 4
 #define DOT_PREFETCHES (!DOT_BF16_PAIRS)
 #define DOT_PREFETCH_BYTES 2048
@@ -212,7 +213,7 @@ DOT_INLINE void dot_lines(int rows, int np, int kind, const float *restrict a, c
             __builtin_prefetch(next_a, 0, 3), next_a += 64;
             __builtin_prefetch(next_w, 0, 2), next_w += 64;
         }
-        if (DOT_LINES_PREFETCH && narrow && !next_w)
+        if (DOT_LINES_PREFETCH && narrow && rows == 1)
             for (int p = 0; p < np; p++)
                 for (int line = 0; line < DOT_NR; line += 16)
                     __builtin_prefetch((const char *)(w + p * stride + line) + DOT_LINES_PREFETCH, 0, 3);

@@ -168,8 +168,8 @@ impl Device for Cuda {
     }
 
     fn identity(&self) -> String {
-        let (major, minor) = self.nvrtc.version();
-        format!("{} {} NVRTC {major}.{minor}", self.backend.target().name, self.arch)
+        let ((major, minor), options) = (self.nvrtc.version(), self.nvrtc.options().concat());
+        format!("{} {} NVRTC {major}.{minor}{options}", self.backend.target().name, self.arch)
     }
 
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {

@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 const NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
 
 /// A loaded library. Its functions may be called from several threads at once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Nvrtc {
     version: (i32, i32),
+    more: Vec<String>,
     calls: &'static Calls,
 }
 
@@ -138,7 +139,7 @@ impl Nvrtc {
             return Err(fail(named, "is a stub to link against, which compiles nothing".into()));
         }
         answer.map_err(|e| fail("its version", e.to_string()))?;
-        Ok(Nvrtc { version: (major, minor), calls })
+        Ok(Nvrtc { version: (major, minor), more: vec![], calls })
     }
 
     /// Architectures that it compiles for, as numbers such as 90, ascending.
@@ -162,13 +163,27 @@ impl Nvrtc {
         self.version
     }
 
+    /// The library with further options for every program, apart by spaces: `-lineinfo`, say, which a profiler reads.
+    pub fn with(mut self, options: &str) -> Nvrtc {
+        self.more.extend(options.split_whitespace().map(String::from));
+        self
+    }
+
+    /// Those options.
+    pub fn options(&self) -> &[String] {
+        &self.more
+    }
+
     /// Compiles a program for an architecture such as `sm_90a`; for a virtual one such as `compute_90` there is PTX and no image.
     pub fn cubin(&self, name: &str, source: &str, arch: &str, options: &[&str]) -> Result<Cubin, Error> {
         let fail = |message: String| fail(&format!("{name} for {arch}"), message);
         let text = |s: &str| CString::new(s).map_err(|_| fail("a zero byte in the text".into()));
         let architecture = format!("--gpu-architecture={arch}");
         let flags = [architecture.as_str(), "--ptxas-options=-v"].into_iter().chain(options.iter().copied());
-        let flags = flags.map(text).collect::<Result<Vec<CString>, Error>>()?;
+        let flags = flags
+            .chain(self.more.iter().map(String::as_str))
+            .map(text)
+            .collect::<Result<Vec<CString>, Error>>()?;
         let said = |e: NvrtcError| fail(e.to_string());
         // The program may refer to its text and name, which live until the end of this function.
         let (source, name) = (text(source)?, text(name)?);

@@ -91,7 +91,9 @@ fn one(
     let version = format!("{major}.{minor}");
     // The first comment is for the reader: kernels that differ in it alone are one kernel.
     let code = source.split_once("*/").map_or(source, |(_, code)| code);
-    let name = format!("{}.cubin", key(&[code, &OPTIONS.join(" "), arch, &version, EMITTER]));
+    let options = OPTIONS.iter().copied().chain(nvrtc.options().iter().map(String::as_str));
+    let options = options.collect::<Vec<_>>().join(" ");
+    let name = format!("{}.cubin", key(&[code, &options, arch, &version, EMITTER]));
     if let Some(found) = cache.and_then(|c| c.whole(&name)).and_then(|bytes| unpack(&bytes)) {
         return Ok(found);
     }

@@ -108,7 +108,7 @@ impl Machine {
     pub fn new() -> Machine {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let settings = Settings {
-            arch: setting("ASTRAI_PTX_ARCH", 80),
+            arch: setting("ASTRAI_PTX_ARCH", 82),
             sms: setting("ASTRAI_PTX_SMS", 108),
             driver: setting("ASTRAI_PTX_DRIVER", 13_000),
             seed: setting("ASTRAI_PTX_SEED", 1),

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `ASTRAI_PTX_DEVICES` | number of devices, 2 |
 //! | `ASTRAI_PTX_MEMORY` | bytes of each, 16 GiB |
-//! | `ASTRAI_PTX_ARCH` | compute capability, 80 |
+//! | `ASTRAI_PTX_ARCH` | compute capability, 82: NVRTC knows PTX alone of it, and machine code, which takes as long again, is not executed here |
 //! | `ASTRAI_PTX_SMS` | multiprocessors, 108 |
 //! | `ASTRAI_PTX_DRIVER` | version of the driver, 13000 |
 //! | `ASTRAI_PTX_SEED` | of all orders, 1 |

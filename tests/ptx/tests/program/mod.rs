@@ -22,7 +22,7 @@ fn add(stream: &Arc<CudaStream>, x: &CudaSlice<f32>, y: &mut CudaSlice<f32>, a: 
 #[ignore = "a program of another test"]
 fn everyday() {
     let context = CudaContext::new(0).unwrap();
-    assert_eq!(context.compute_capability().unwrap(), (8, 0));
+    assert_eq!(context.compute_capability().unwrap(), (8, 2));
     let cubin = context.load_module(Ptx::from_src("\u{7f}ELF of some processor"));
     assert_eq!(cubin.unwrap_err().0, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     let stream = context.new_stream().unwrap();
