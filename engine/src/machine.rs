@@ -126,10 +126,11 @@ impl Machine {
 /// `$CUDA_PATH` or `/usr/local/cuda`; with the further options of `$ASTRAI_NVRTC_FLAGS`.
 ///
 /// # Errors
-/// There is none, or it cannot be loaded.
+/// There is none, or it cannot be loaded; the options are no text.
 pub fn nvrtc() -> Result<Nvrtc, Error> {
-    let flags = std::env::var("ASTRAI_NVRTC_FLAGS").unwrap_or_default();
-    installed().map(|nvrtc| nvrtc.with(&flags))
+    let flags = std::env::var_os("ASTRAI_NVRTC_FLAGS").unwrap_or_default();
+    let flags = flags.to_str().ok_or_else(|| Error::Input("ASTRAI_NVRTC_FLAGS is no UTF-8".into()))?;
+    installed().map(|nvrtc| nvrtc.with(flags))
 }
 
 fn installed() -> Result<Nvrtc, Error> {

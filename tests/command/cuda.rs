@@ -150,6 +150,14 @@ fn commands_run_on_the_emulated_device() {
     let llama = golden("llama");
     let far = fails(on(driver).arg("verify").arg(&llama).args(["--device", "cuda:1000"])).0;
     assert!(far.contains("numbered from 0"), "{far}");
+    let mut flagged = on(driver);
+    flagged
+        .env("ASTRAI_NVRTC_FLAGS", "-lineinfo --no-such")
+        .arg("verify")
+        .arg(&llama)
+        .args(["--device", "cuda"]);
+    let (unknown, _) = fails(&mut flagged);
+    assert!(unknown.contains("unrecognized option --no-such"), "{unknown}");
     let only = ["--device", "cuda", "--only", "logits,loss", "--json"];
     let report = object(on(driver).arg("verify").arg(&llama).args(only));
     assert_eq!((&report["ok"], &report["device"]), (&true.into(), &"cuda".into()));

@@ -34,7 +34,7 @@ const REGISTERS: [(&str, u32); 9] = [
     ("attention_grad", 255),
 ];
 /// Architectures that kernels are compiled for; the first everywhere, the others in continuous integration, of kernels that take more than half
-/// their budget on the first, and of every eighth: where the first took half or less, no other took more than three quarters.
+/// their budget on the first, and of every eighth: where the first takes half or less, no other may take more than three quarters.
 const ARCHES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 /// Multiprocessors of the targets: with one, tiles are as large as they become, with many as small, and keys are split.
 const UNITS: [u32; 2] = [1, 132];
@@ -156,11 +156,13 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
             let form = name.split(' ').next().unwrap();
             let cap = REGISTERS.iter().find(|c| c.0 == form);
             let cap = cap.unwrap_or_else(|| panic!("no cap for {form}")).1;
-            let mut near = i.is_multiple_of(8);
+            let (sampled, mut near) = (i.is_multiple_of(8), false);
             for arch in arches {
-                if arch != &ARCHES[0] && !near {
+                let first = arch == &ARCHES[0];
+                if !(first || near || sampled) {
                     continue;
                 }
+                let most_here = if first || near { cap } else { cap * 3 / 4 };
                 programs += 1;
                 let cubin =
                     nvrtc.cubin(name, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
@@ -168,8 +170,12 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
                 assert_eq!(cubin.usage.len(), k.entries.len(), "{name}: {}", cubin.log);
                 for u in &cubin.usage {
                     assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{name} {} {arch} spills", u.name);
-                    near |= 2 * u.registers > cap;
-                    assert!((1..=cap).contains(&u.registers), "{name} {arch}: {} registers", u.registers);
+                    near |= first && 2 * u.registers > cap;
+                    assert!(
+                        (1..=most_here).contains(&u.registers),
+                        "{name} {arch}: {} registers",
+                        u.registers
+                    );
                     let most = most.entry(form.to_string()).or_default();
                     *most = (most.0.max(u.registers), most.1.max(u.shared));
                 }

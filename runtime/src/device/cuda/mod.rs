@@ -168,8 +168,9 @@ impl Device for Cuda {
     }
 
     fn identity(&self) -> String {
-        let ((major, minor), options) = (self.nvrtc.version(), self.nvrtc.options().concat());
-        format!("{} {} NVRTC {major}.{minor}{options}", self.backend.target().name, self.arch)
+        let (major, minor) = self.nvrtc.version();
+        let identity = format!("{} {} NVRTC {major}.{minor}", self.backend.target().name, self.arch);
+        [&[identity], self.nvrtc.options()].concat().join(" ")
     }
 
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {

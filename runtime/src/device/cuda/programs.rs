@@ -91,9 +91,8 @@ fn one(
     let version = format!("{major}.{minor}");
     // The first comment is for the reader: kernels that differ in it alone are one kernel.
     let code = source.split_once("*/").map_or(source, |(_, code)| code);
-    let options = OPTIONS.iter().copied().chain(nvrtc.options().iter().map(String::as_str));
-    let options = options.collect::<Vec<_>>().join(" ");
-    let name = format!("{}.cubin", key(&[code, &options, arch, &version, EMITTER]));
+    let (options, more) = (OPTIONS.join(" "), nvrtc.options().join(" "));
+    let name = format!("{}.cubin", key(&[code, &options, &more, arch, &version, EMITTER]));
     if let Some(found) = cache.and_then(|c| c.whole(&name)).and_then(|bytes| unpack(&bytes)) {
         return Ok(found);
     }
