@@ -154,8 +154,8 @@ pub struct Bench {
     /// Also where the time of a step goes, kernel by kernel, and beyond its floor, kind by kind (train, prefill, decode)
     #[arg(long)]
     profile: bool,
-    /// Hardware, best a file of `astrai estimate --calibrate`: also the seconds that an estimate on it predicts, and their relative
-    /// error; of serve for memory as fast as it was read beside the load, and the first token's too (prefill, decode, serve, train)
+    /// Hardware, best a file of `astrai estimate --calibrate`: whose peaks --profile predicts by; also the seconds that an estimate on it predicts, and their
+    /// relative error; of serve for memory as fast as it was read beside the load, and the first token's too (prefill, decode, serve, train)
     #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["url", "wire"])]
     hardware: Option<String>,
     #[command(flatten)]
@@ -200,7 +200,8 @@ impl Bench {
             self.wire(out)?;
             return Ok(ExitCode::SUCCESS);
         }
-        let machine = self.machine.machine()?;
+        let hardware = self.hardware.as_ref().map(|name| self.machine.device.hardware(name)).transpose()?;
+        let machine = self.machine.machine_as(hardware.as_ref())?;
         let kernels = machine.device.name() != "interpreter";
         let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && kernels;
         if self.profile && !profiles {
@@ -424,7 +425,7 @@ fn launch_costs(planned: &Planned) -> Result<Costs, Failure> {
 }
 
 /// The greatest values of a program's symbols.
-fn largest(planned: &Planned) -> impl Fn(&str) -> Option<u64> {
+pub fn largest(planned: &Planned) -> impl Fn(&str) -> Option<u64> {
     |name| planned.plan.symbols.iter().find(|s| *s.name == *name).map(|s| s.max)
 }
 

@@ -28,7 +28,7 @@ const COMMANDS: &str = "/reset begins a new conversation, /system TEXT says how 
 ///
 /// Answers come as they are made, and all that was said is remembered. /reset begins a new conversation, /system TEXT
 /// sets the system's message, /exit or Ctrl-D ends the program, Ctrl-C ends the answer. Standard input may be a pipe: each
-/// line is then a message. Sampling that no flag names is as the model's generation_config.json recommends.
+/// line is then a message, and the exit code 1 if one had no answer. Sampling that no flag names is as the model's generation_config.json recommends.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai chat model/
@@ -62,6 +62,8 @@ struct Conversation<'a> {
     stops: StopStrings,
     system: Option<String>,
     messages: Vec<Message>,
+    /// Messages without an answer.
+    refused: usize,
     interrupt: Interrupt,
     runtime: tokio::runtime::Runtime,
 }
@@ -97,6 +99,7 @@ impl Chat {
             stops: StopStrings::new::<&str>(&[], false).map_err(|e| e.to_string())?,
             system: self.system,
             messages: Vec::new(),
+            refused: 0,
             interrupt: Interrupt::register().map_err(|e| format!("signals: {e}"))?,
             runtime: runtime.map_err(|e| format!("the runtime did not start: {e}"))?,
         };
@@ -109,13 +112,16 @@ impl Chat {
                 InputEvent::Line(line) if line.trim().is_empty() => {}
                 InputEvent::Line(line) => {
                     if !conversation.handle_line(line.trim(), out)? {
-                        return Ok(ExitCode::SUCCESS);
+                        break;
                     }
                 }
                 InputEvent::Interrupt => say("Ctrl-D or /exit ends the program"),
-                InputEvent::End => return Ok(ExitCode::SUCCESS),
+                InputEvent::End => break,
             }
         }
+        // Who types has read why there was no answer; a script reads the exit code.
+        let unheard = conversation.refused > 0 && !input.is_terminal();
+        Ok(if unheard { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
 
@@ -151,6 +157,7 @@ impl Conversation<'_> {
             }
             Turn::Refused(why) => {
                 self.messages.pop();
+                self.refused += 1;
                 say(&why);
             }
         }
@@ -186,7 +193,7 @@ impl Conversation<'_> {
                 whole.append(delta);
             }
             out.flush()?;
-            if let Some(End::Failed(why)) = step.end {
+            if let Some(End::Refused(why) | End::Failed(why)) = step.end {
                 return match self.engine.handle().dead() {
                     Some(_) => Err(why.into()),
                     None => Ok(Turn::Refused(why)),

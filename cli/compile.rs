@@ -8,17 +8,19 @@ mod train;
 
 use self::mesh::MeshFlag;
 use crate::explain::explain;
-use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{AdaptersFlag, DeviceName, FidelityName, KvFlag, MachineFlags, QuantizeFlag};
+use crate::failure::{Done, Failure, bail, spare, warn};
+use crate::flags::{
+    AdaptersFlag, DeviceName, FidelityName, HardwareFlag, KvFlag, MachineFlags, QuantizeFlag,
+};
 use crate::page::page;
 use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::config::Slots;
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_engine::machine::Machine;
-use astrai_engine::model::check_sizes;
+use astrai_engine::model::{check_sizes, packed};
 use astrai_estimate::llmsim;
-use astrai_ir::{Graph, graphviz, json as ir_json};
+use astrai_ir::{Graph, Narrow, graphviz, json as ir_json};
 use astrai_passes::{Fidelity, MeshSharding, Saturate, Stack};
 use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
 use astrai_serve::cache::stored;
@@ -142,6 +144,8 @@ pub struct Compile {
     #[command(flatten)]
     adapters: AdaptersFlag,
     #[command(flatten)]
+    hardware: HardwareFlag,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -161,6 +165,7 @@ struct Subject {
     about: Map<String, Value>,
     build_seconds: f64,
     shards: MeshSharding,
+    narrow: Option<Narrow>,
 }
 
 impl Compile {
@@ -171,7 +176,7 @@ impl Compile {
 
     /// Compiles and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let machine = self.machine.planner()?;
+        let machine = self.machine.planner(self.hardware.open(self.machine.device)?.as_ref())?;
         if let (Some(Purpose::Train), true) =
             (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explained_kind().is_some())
         {
@@ -201,6 +206,10 @@ impl Compile {
         }
         if self.form == Some(Form::Llmsim) {
             return self.llmsim(out);
+        }
+        if let Some(file) = &self.html {
+            let hardware = self.hardware.hardware.iter().map(Path::new);
+            spare("--html", file, hardware.chain([self.model.as_path()]))?;
         }
         let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
@@ -248,7 +257,7 @@ impl Compile {
         };
         let options = Options {
             storage: self.machine.storage(),
-            narrow: self.quantize.quantize.map(Into::into),
+            narrow: subject.narrow.map(Into::into),
             dump: if dumps { Dump::All } else { Dump::None },
             saturate: self.saturate(),
             stack: self.adapters.slots().map(|Slots { slots, rank }| Stack { slots, rank }),
@@ -296,7 +305,10 @@ impl Compile {
         let reading = ModelConfig::parse(&value.to_string(), &file).map_err(|e| e.to_string())?;
         let reading = if self.strict { reading.deny_unknown().map_err(|e| e.to_string())? } else { reading };
         warn(&reading.warnings);
-        Ok(reading.config)
+        // Weights of ranks and of training are no codes.
+        let codes = self.mesh.is_none() && self.purpose != Some(Purpose::Train);
+        let narrow = self.quantize.quantize.or_else(|| packed(&reading).filter(|_| codes));
+        Ok(ModelConfig { narrow, ..reading.config })
     }
 
     /// Sequences of a run and their length.
@@ -311,6 +323,7 @@ impl Compile {
     fn subject(&self, draws: bool) -> Result<Subject, Failure> {
         let mut config = self.config()?;
         config.pages = self.pages.code();
+        let narrow = config.narrow;
         let (batch, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, batch)?;
         let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
@@ -334,12 +347,13 @@ impl Compile {
             "model_type": config.model_type, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
         }));
+        about.extend(narrow.map(|narrow| ("weights".to_string(), json!(narrow.to_string()))));
         if self.purpose == Some(Purpose::Decode) {
             about.insert("kv_cache_dtype".into(), json!(stored(config.pages, self.machine.storage())));
         }
         let leaves = placements(&config, &mesh, &graph);
         let shards = MeshSharding { mesh, leaves, stage: self.stage, trained: false };
-        Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
+        Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards, narrow })
     }
 
     /// A graph as given.
@@ -360,7 +374,8 @@ impl Compile {
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
         let parameters = graph_parameters(&graph)?;
         let about = fields(json!({"dtype": self.machine.storage().name()}));
-        Ok(Subject { graph, parameters, about, build_seconds, shards: MeshSharding::default() })
+        let (shards, narrow) = (MeshSharding::default(), self.quantize.quantize);
+        Ok(Subject { graph, parameters, about, build_seconds, shards, narrow })
     }
 }
 

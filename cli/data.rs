@@ -197,9 +197,16 @@ impl Show {
         })?;
         let packing = kind.packing(&store, Packing::Joined);
         let records = Records::new(store, kind, usize::MAX, packing).map_err(line)?;
-        let tokenizer = self.tokenizer()?;
+        let (tokenizer, count) = (self.tokenizer()?, records.count());
+        if self.from > 0 && self.from >= count {
+            bail!(
+                "--from {}: {} has {count} records, the first of which is 0",
+                self.from,
+                self.path.display()
+            );
+        }
         let colour = std::io::stdout().is_terminal();
-        for i in self.from..records.count().min(self.from.saturating_add(self.limit)) {
+        for i in self.from..count.min(self.from.saturating_add(self.limit)) {
             let longest = kind
                 .keys()
                 .iter()
@@ -304,11 +311,10 @@ fn marked(sample: &Sample, tokenizer: Option<&Tokenizer>, colour: bool) -> Strin
     while at < sample.ids.len() {
         let learnt = sample.trained[at];
         let run = sample.trained[at..].iter().take_while(|t| **t == learnt).count();
-        let ids: Vec<u32> = sample.ids[at..at + run].iter().map(|&id| id as u32).collect();
-        let part = match tokenizer.map(|t| t.decode(&ids, false)) {
-            Some(Ok(part)) => part,
-            _ => format!("{ids:?}"),
-        };
+        let shown = &sample.ids[at..at + run];
+        let ids: Option<Vec<u32>> = shown.iter().map(|&id| u32::try_from(id).ok()).collect();
+        let text_of = |ids: Vec<u32>| tokenizer?.decode(&ids, false).ok();
+        let part = ids.and_then(text_of).unwrap_or_else(|| format!("{shown:?}"));
         // What the data hold must not command the terminal.
         let part = part.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c });
         text.push_str(if learnt { open } else { "" });

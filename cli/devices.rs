@@ -1,6 +1,8 @@
 //! `astrai devices`: what this machine can run programs on.
 
+use crate::estimate::measured;
 use crate::failure::Done;
+use crate::flags::DeviceName;
 use crate::table::{bytes, count, table};
 use astrai_engine::machine::nvrtc;
 use astrai_ir::DType;
@@ -11,22 +13,37 @@ use astrai_runtime::device::cuda::{self, Found};
 use clap::Args;
 use serde_json::json;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// List the devices of this machine: the processor, and CUDA devices
+/// List the devices of this machine, the processor and CUDA devices, or measure one
 ///
 /// A CUDA device needs NVIDIA's driver (libcuda.so.1) and NVRTC, its run-time compiler; what is missing is said.
 #[derive(Args)]
-#[command(after_help = "Example:\n  astrai devices")]
+#[command(after_help = "Examples:\n  astrai devices\n  astrai devices --measure here.json")]
 pub struct Devices {
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
+    /// Measure a device and write its hardware file: peaks of arithmetic, bytes per second by how many are read again, starting threads,
+    /// what a process takes; for --hardware of estimate, compile, train --dry-run, run --profile and bench
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    measure: Option<PathBuf>,
+    /// What is measured: cpu (also auto), cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", requires = "measure")]
+    device: Option<DeviceName>,
+    /// Threads that are measured together; 0 means one a core
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "measure", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
 }
 
 impl Devices {
-    /// Prints the list.
+    /// Prints the list, or measures.
     pub fn run(&self, out: &mut dyn Write) -> Done {
+        if let Some(file) = &self.measure {
+            measured(file, self.device, self.threads, out)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let found = cuda::devices();
         let compiler = nvrtc().map(|n| n.version()).map_err(|e| e.to_string());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

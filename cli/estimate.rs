@@ -4,12 +4,14 @@ mod here;
 mod replay;
 mod shown;
 
+pub use here::measured;
+
 use crate::compile::{Purpose, config_value};
-use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DTypeName, DeviceName, KvFlag};
+use crate::failure::{Done, Failure, bail, spare, warn};
+use crate::flags::{DTypeName, DeviceName, KvFlag, QuantizeFlag};
 use crate::table::table;
 use astrai_builders::{ModelConfig, Ranks};
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::packed;
 use astrai_estimate::estimate::{Planned, estimate};
 use astrai_estimate::hardware::{Hardware, PRESETS};
 use astrai_estimate::lengths::Lengths;
@@ -48,14 +50,14 @@ pub enum Legacy {
   astrai estimate model/config.json --for train --batch 64 --seq 4096 --dp 8 --tp 4 --json
   astrai estimate model/config.json --for decode --seq 4096 --search throughput --devices 64 --max-latency 50
   astrai estimate model/config.json --replay --request-rate 20 --num-prompts 10000 --goodput ttft:500 tpot:50
-  astrai estimate --measure here.json
+  astrai estimate --calibrate here.json
   astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
   astrai estimate model/config.json --check --for decode --device cuda
   astrai estimate --published
   astrai estimate model/config.json --legacy llmsim --hardware klx_p800 --tp 8")]
 pub struct Estimate {
     /// A config.json or a model directory; for --calibrate several, or none for shapes that suit it
-    #[arg(required_unless_present_any = ["list", "published", "measure", "calibrate"])]
+    #[arg(required_unless_present_any = ["list", "published", "calibrate"])]
     model: Vec<PathBuf>,
     /// List the presets of hardware and what they say
     #[arg(long, conflicts_with_all = SCHEDULE)]
@@ -65,6 +67,8 @@ pub struct Estimate {
     hardware: Option<String>,
     #[command(flatten)]
     schedule: ScheduleFlags,
+    #[command(flatten)]
+    quantize: QuantizeFlag,
     /// The view of another simulator
     #[arg(long, value_enum, value_name = "SIMULATOR")]
     legacy: Option<Legacy>,
@@ -108,7 +112,7 @@ pub struct Estimate {
 }
 
 /// Flags of the schedule, for what has none.
-const SCHEDULE: [&str; 14] = [
+const SCHEDULE: [&str; 15] = [
     "purpose",
     "batch",
     "seq",
@@ -123,6 +127,7 @@ const SCHEDULE: [&str; 14] = [
     "recompute",
     "dtype",
     "kv_cache_dtype",
+    "quantize",
 ];
 
 /// What is run or measured here.
@@ -131,27 +136,39 @@ struct HereFlags {
     /// Run the program here with random weights: predicted beside measured seconds, by operator and in total
     #[arg(long, conflicts_with_all = ["legacy", "list", "search", "csv"])]
     check: bool,
-    /// Measure this machine and write its hardware file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check"])]
-    #[arg(conflicts_with_all = SCHEDULE, conflicts_with = "json")]
-    measure: Option<PathBuf>,
     /// Run train, prefill and decode here in f32 and bf16, fit the numbers of kernels to them, and write the hardware file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search", "csv", "check", "measure"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search", "csv", "check"])]
     #[arg(conflicts_with_all = SCHEDULE)]
     calibrate: Option<PathBuf>,
     /// Predict measurements that others published; numbers of kernels are fitted on half of them
     #[arg(conflicts_with_all = SCHEDULE)]
-    #[arg(long, conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check", "measure", "calibrate"])]
+    #[arg(long, conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check", "calibrate"])]
     published: bool,
-    /// Steps measured (--check, --calibrate)
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    repeat: u32,
-    /// What runs it: cpu (also auto), cuda or cuda:N (--check, --calibrate, --measure)
+    /// Steps measured (--check, --calibrate) [default: 7]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    repeat: Option<u32>,
+    /// What runs it: cpu (also auto), cuda or cuda:N (--check, --calibrate)
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
-    /// Threads; 0 means one a core (--check, --calibrate, --measure)
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
-    threads: u16,
+    /// Threads; 0 means one a core (--check, --calibrate)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: Option<u16>,
+}
+
+impl HereFlags {
+    fn repeat(&self) -> usize {
+        self.repeat.unwrap_or(7) as usize
+    }
+
+    /// A flag that is given and means nothing unless something is run.
+    fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--device", self.device.is_some()),
+            ("--repeat", self.repeat.is_some()),
+            ("--threads", self.threads.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
 }
 
 /// Values of `--search`.
@@ -245,9 +262,26 @@ impl Estimate {
     /// Estimates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         self.replay.check()?;
-        let here = self.here.check || self.here.measure.is_some() || self.here.calibrate.is_some();
-        if self.here.device.is_some() && !here {
-            bail!("--device goes with --check, --measure and --calibrate; a plan is made for --hardware");
+        let files = [
+            ("--csv", &self.csv),
+            ("--xlsx", &self.xlsx),
+            ("--html", &self.html),
+            ("--timeline", &self.timeline),
+        ];
+        let written: Vec<_> =
+            files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))).collect();
+        let of_flags = [&self.hardware, &self.schedule.context_dist].into_iter().flatten().map(Path::new);
+        let read: Vec<&Path> =
+            self.model.iter().chain(&self.replay.trace).map(PathBuf::as_path).chain(of_flags).collect();
+        for (i, (flag, file)) in written.iter().enumerate() {
+            spare(flag, file, read.iter().copied())?;
+            if let Some((other, _)) = written[..i].iter().find(|(_, other)| other == file) {
+                bail!("{flag}: {} is {other}'s; name another file", file.display());
+            }
+        }
+        let here = self.here.check || self.here.calibrate.is_some();
+        if let Some(flag) = self.here.given().filter(|_| !here) {
+            bail!("{flag} goes with --check and --calibrate; a plan is made for --hardware");
         }
         let model = match self.model.as_slice() {
             [] => None,
@@ -266,10 +300,15 @@ impl Estimate {
                 .pages
                 .none("only programs --for decode have pages, and only the plan knows how they are stored")?;
         }
+        if flags.purpose == Purpose::Train {
+            self.quantize.none("weights are not trained as codes")?;
+        }
+        if self.legacy.is_some() {
+            self.quantize.none("only the plan knows how weights are stored")?;
+        }
         match (model, self.legacy) {
             _ if self.list => self.presets(out)?,
             _ if self.here.published => self.published(out)?,
-            _ if self.here.measure.is_some() => self.measure(out)?,
             _ if self.here.calibrate.is_some() => self.calibrate(out)?,
             (Some(model), Some(Legacy::Llmsim)) => self.llmsim(model, out)?,
             (Some(model), None) if self.here.check => self.check(model, out)?,
@@ -314,7 +353,7 @@ impl Estimate {
             bail!("--search of training: give the sequences of a step, --batch N");
         }
         let (config, file) = self.config(model)?;
-        let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
+        let hardware = Hardware::open(self.hardware())?;
         let asked = search::Search {
             base: flags.schedule(),
             objective,
@@ -323,11 +362,10 @@ impl Estimate {
             most_seconds: self.max_latency.map(|ms| ms / 1e3),
         };
         let started = std::time::Instant::now();
-        let found = asked.run(&config, &hardware, machine.backend()).map_err(|e| format!("{file}: {e}"))?;
+        let found = asked.run(&config, &hardware).map_err(|e| format!("{file}: {e}"))?;
         let seconds = started.elapsed().as_secs_f64();
         if let (Some(path), Some(best)) = (&self.html, found.frontier.get(found.winner)) {
-            let (s, kernels) = (&best.schedule, machine.backend());
-            let planned = Planned::new(&config, s, &hardware, kernels)?;
+            let planned = Planned::new(&config, &best.schedule, hardware.planner().backend())?;
             write(path, report::page(&file, &planned, &hardware, Some(&found))?.as_bytes())?;
         }
         match self.json {
@@ -342,12 +380,16 @@ impl Estimate {
         let (value, file) = config_value(model)?;
         let reading = ModelConfig::parse(&value.to_string(), &file).map_err(|e| e.to_string())?;
         warn(&reading.warnings);
-        Ok((ModelConfig { pages: self.schedule.pages.code(), ..reading.config }, file))
+        // Codes are no weights of training.
+        let forward = self.schedule.purpose != Purpose::Train && self.here.calibrate.is_none();
+        let narrow = self.quantize.quantize.or_else(|| packed(&reading).filter(|_| forward));
+        let pages = self.schedule.pages.code();
+        Ok((ModelConfig { narrow, pages, ..reading.config }, file))
     }
 
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, file) = self.config(model)?;
-        let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
+        let hardware = Hardware::open(self.hardware())?;
         let mut schedule = self.schedule.schedule();
         if let Some(text) = &self.schedule.context_dist {
             if schedule.purpose != Estimated::Decode {
@@ -358,7 +400,7 @@ impl Estimate {
             schedule.lengths = Some(lengths);
         }
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
-        let planned = Planned::new(&config, &schedule, &hardware, machine.backend()).map_err(named)?;
+        let planned = Planned::new(&config, &schedule, hardware.planner().backend()).map_err(named)?;
         let found = planned.on(&hardware).map_err(named)?;
         if let Some(path) = &self.csv {
             write(path, report::to_csv(&found).as_bytes())?;
@@ -389,18 +431,12 @@ impl Estimate {
                 continue;
             }
             let saved = h.save();
-            let text = |section: &str, key: &str| saved[section][key].as_str().unwrap_or("").to_string();
-            let compute = |key: &str| text("compute", key);
-            rows.push(vec![
-                name.to_string(),
-                h.name.clone(),
-                text("memory", "size"),
-                text("memory", "bandwidth"),
-                compute("fp32"),
-                compute("bf16"),
-                compute("fp8"),
-                h.sources.first().cloned().unwrap_or_default(),
-            ]);
+            let cell = |section: &str, key: &str| saved[section][key].as_str().unwrap_or("").to_string();
+            let memory = ["size", "bandwidth"].map(|key| cell("memory", key));
+            let compute = ["fp32", "bf16", "fp8"].map(|key| cell("compute", key));
+            let source = h.sources.first().cloned().unwrap_or_default();
+            let names = [name.to_string(), h.name.clone()];
+            rows.push([&names[..], &memory, &compute, &[source]].concat());
         }
         if !self.json {
             let head = ["preset", "name", "memory", "bandwidth", "fp32", "bf16", "fp8", "source"];
@@ -435,9 +471,8 @@ impl Estimate {
         // LLMSim knows schedules that cannot be planned; then its view stands alone.
         let truth = || {
             let (config, _) = self.config(model).ok()?;
-            let (hardware, machine) =
-                (Hardware::open(self.hardware()).ok()?, Machine::new(Kind::Null, 1).ok()?);
-            estimate(&config, &self.schedule.schedule(), &hardware, machine.backend()).ok()
+            let hardware = Hardware::open(self.hardware()).ok()?;
+            estimate(&config, &self.schedule.schedule(), &hardware, hardware.planner().backend()).ok()
         };
         let truth = truth();
         if let Some(path) = &self.xlsx {

@@ -1,6 +1,6 @@
 //! `astrai export`: a model or a run in, a model directory for others out.
 
-use crate::failure::{Done, warn};
+use crate::failure::{Done, Failure, warn};
 use crate::progress::tell;
 use crate::table::bytes;
 use astrai_engine::Model;
@@ -63,15 +63,19 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 }
 
 /// The newest sound checkpoint of a run's folder; any other folder itself.
-fn newest(folder: &Path) -> PathBuf {
-    let latest = open_latest(folder).ok().flatten();
-    latest.map_or_else(|| folder.to_path_buf(), |latest| latest.checkpoint.path)
+fn newest(folder: &Path) -> Result<PathBuf, Failure> {
+    // A model may lie beside damaged checkpoints of another.
+    let latest = match open_latest(folder) {
+        Err(e) if folder.is_dir() && !folder.join("config.json").exists() => return Err(e.into()),
+        found => found.ok().flatten(),
+    };
+    Ok(latest.map_or_else(|| folder.to_path_buf(), |latest| latest.checkpoint.path))
 }
 
 impl Export {
     /// Writes and says what.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let from = newest(&self.model);
+        let from = newest(&self.model)?;
         let model = Model::open_adapted(&from, self.adapter.as_deref())?;
         warn(&model.warnings);
         let dtype = self.dtype.map(|d| match d {

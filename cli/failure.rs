@@ -4,7 +4,9 @@ use astrai_ir::IrError;
 use astrai_runtime::Error;
 use astrai_runtime::weights::WeightsError;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Why a command ended early.
@@ -50,6 +52,36 @@ impl From<io::Error> for Failure {
             io::ErrorKind::BrokenPipe => Failure::Closed,
             _ => Failure::Message(format!("standard output: {e}")),
         }
+    }
+}
+
+/// What a model's folder is made of; other files in one may be written again.
+const OF_A_MODEL: [&str; 6] = ["gguf", "bin", "json", "jinja", "model", "txt"];
+
+/// Refuses a file to be written that is one of those read, or a model's own in a folder that is read.
+pub fn spare<'a>(flag: &str, file: &Path, read: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+    // What is not there yet is nobody's.
+    let Ok(whole) = file.canonicalize() else { return Ok(()) };
+    for path in read.into_iter().filter_map(|path| path.canonicalize().ok()) {
+        let kind = whole.extension().and_then(OsStr::to_str).unwrap_or_default();
+        // Weights are those of a name such as `model-00001-of-00002` and `adapter_model`; vectors, logits and gradients
+        // are safetensors files, too, and often written beside their model.
+        let weights = || whole.file_stem().is_some_and(|name| name.to_string_lossy().contains("model"));
+        let of_a_model = OF_A_MODEL.contains(&kind) || kind == "safetensors" && weights();
+        let inside = whole.parent() == Some(&path) && of_a_model;
+        if whole == path || inside {
+            bail!("{flag}: {} is read, or part of what is; name another file", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an output whose folder is not there, before anything is computed.
+pub fn check_folder(file: &Path) -> Result<(), Failure> {
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match folder.is_dir() {
+        true => Ok(()),
+        false => Err(format!("{}: the folder does not exist; make it first", folder.display()).into()),
     }
 }
 

@@ -3,9 +3,10 @@
 use crate::failure::{Failure, bail, warn};
 use crate::progress::tell;
 use astrai_builders::config::Slots;
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::machine::{Costs, Kind, Machine};
 use astrai_engine::serving::{KvMemory, Published, Room, Speculation};
-use astrai_ir::{Code, DType, Narrow};
+use astrai_estimate::hardware::Hardware;
+use astrai_ir::{Code, DType, Narrow, Target};
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
@@ -71,15 +72,40 @@ impl DeviceName {
         }
     }
 
-    /// What plans for the device, with these threads and vector instructions: neither compiler nor kernel cache is touched. `None` for the
-    /// interpreter, for which nothing is planned.
-    pub fn planner(self, threads: usize, simd: SimdFlag) -> Result<Option<Machine>, Failure> {
+    /// Hardware by the name of a preset or file, which has to be of the device's kind.
+    pub fn hardware(self, name: &str) -> Result<Hardware, Failure> {
+        let hardware = Hardware::open(name)?;
+        match (self, hardware.kind == "cpu") {
+            (DeviceName::Interpreter, _) => {
+                bail!("--device interpreter: how fast it is says nothing; leave --hardware out")
+            }
+            (DeviceName::Cuda(_), true) => {
+                bail!("--hardware {name} is a processor, and --device {self} is none; leave one of them out")
+            }
+            (DeviceName::Auto | DeviceName::Cpu | DeviceName::Null, false) => {
+                bail!(
+                    "--hardware {name} is no processor, and kernels are for one; they are for a GPU with --device cuda"
+                )
+            }
+            _ => Ok(hardware),
+        }
+    }
+
+    /// What plans for the device, with these threads and vector instructions, as fast as this hardware: neither compiler nor kernel cache is
+    /// touched. `None` for the interpreter, for which nothing is planned.
+    pub fn planner(
+        self,
+        threads: usize,
+        simd: SimdFlag,
+        hardware: Option<&Hardware>,
+    ) -> Result<Option<Machine>, Failure> {
         let kind = match self {
             DeviceName::Interpreter => return Ok(None),
             DeviceName::Cuda(n) => Kind::Cuda(n.into()),
             _ => Kind::Cpu,
         };
-        let machine = Machine::planner(kind, threads, simd.on(self)?);
+        let costs: Costs = &|kernels| hardware.map_or_else(|| kernels.clone(), |h| h.target(kernels));
+        let machine = Machine::planner(kind, threads, simd.on(self)?, costs);
         warn(&machine.warnings);
         Ok(Some(machine))
     }
@@ -207,6 +233,22 @@ pub struct MachineFlags {
     /// Threads; 0 means one a core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
+}
+
+/// What costs are predicted by.
+#[derive(Args, Clone, Debug)]
+pub struct HardwareFlag {
+    /// Hardware whose peaks costs are predicted by: a preset of `astrai estimate --list`, or a file of `astrai devices --measure`
+    /// [default: typical peaks of the processor, attributes of the GPU]
+    #[arg(long, value_name = "NAME|FILE")]
+    pub hardware: Option<String>,
+}
+
+impl HardwareFlag {
+    /// The hardware, which has to be of the device's kind.
+    pub fn open(&self, device: DeviceName) -> Result<Option<Hardware>, Failure> {
+        self.hardware.as_ref().map(|name| device.hardware(name)).transpose()
+    }
 }
 
 /// How the weights of linear layers are stored.
@@ -372,13 +414,13 @@ impl AdaptersFlag {
 #[derive(Args, Clone, Debug)]
 pub struct SamplingFlags {
     /// 0 takes the likeliest token each time; higher is freer [default: the model's, else 1]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Draw from the fewest tokens that have this probability together [default: the model's, else 1]
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// Draw from the N likeliest tokens; 0 from all [default: the model's, else 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Draw from tokens at least this fraction as likely as the likeliest [default: the model's, else 0]
     #[arg(long, value_name = "P")]
@@ -426,15 +468,27 @@ impl MachineFlags {
 
     /// The machine, for a command that runs programs; the user is warned of what it lacks.
     pub fn machine(&self) -> Result<Machine, Failure> {
+        self.machine_as(None)
+    }
+
+    /// The same, whose programs cost what they do on this hardware; how many cores and how much memory it has is seen here.
+    pub fn machine_as(&self, hardware: Option<&Hardware>) -> Result<Machine, Failure> {
         let device = self.device.kind("plan with `astrai compile`, or use --device cpu")?;
-        let machine = Machine::with(device, self.threads.into(), self.simd.on(self.device)?)?;
+        let costs: Costs = &|kernels| {
+            let of = |h: &Hardware| {
+                let name = kernels.name.clone();
+                Target { name, units: kernels.units, memory: kernels.memory, ..h.target(kernels) }
+            };
+            hardware.map_or_else(|| kernels.clone(), of)
+        };
+        let machine = Machine::with(device, self.threads.into(), self.simd.on(self.device)?, costs)?;
         warn(&machine.warnings);
         Ok(machine)
     }
 
-    /// The machine, for a command that only plans.
-    pub fn planner(&self) -> Result<Machine, Failure> {
-        match self.device.planner(self.threads.into(), self.simd)? {
+    /// The machine, for a command that only plans, on this hardware.
+    pub fn planner(&self, hardware: Option<&Hardware>) -> Result<Machine, Failure> {
+        match self.device.planner(self.threads.into(), self.simd, hardware)? {
             Some(machine) => Ok(machine),
             None => bail!("--device interpreter compiles nothing; use cpu, cuda or null"),
         }

@@ -166,7 +166,7 @@ impl Text {
         match step.end {
             None => {}
             Some(End::Finished(usage) | End::Cancelled(usage)) => self.usage = usage,
-            Some(End::Failed(why)) => return Err(why),
+            Some(End::Refused(why) | End::Failed(why)) => return Err(why),
         }
         Ok(piece)
     }

@@ -69,6 +69,9 @@ impl Preprocess {
         for (why, n) in &made.state.dropped {
             writeln!(out, "left out: {n} ({why})")?;
         }
+        if made.state.cut > 0 {
+            writeln!(out, "cut at their end: {} records longer than max_seq_len", made.state.cut)?;
+        }
         if made.cached {
             writeln!(out, "{}: was complete already", self.out.display())?;
         }

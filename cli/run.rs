@@ -1,7 +1,7 @@
 //! `astrai run`: token ids in, logits, loss and gradients, or an encoder's vectors, out, as safetensors; with a profile of the kernels on request.
 
-use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag};
+use crate::failure::{Done, Failure, bail, check_folder, spare, warn};
+use crate::flags::{FidelityFlags, HardwareFlag, MachineFlags, QuantizeFlag};
 use crate::measure;
 use crate::progress::Progress;
 use crate::table::{bytes, table};
@@ -95,6 +95,8 @@ pub struct Run {
     #[command(flatten)]
     fidelity: FidelityFlags,
     #[command(flatten)]
+    hardware: HardwareFlag,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -102,6 +104,20 @@ impl Run {
     /// Runs and writes.
     pub fn run(mut self, out: &mut dyn Write) -> Done {
         check_folder(&self.outputs)?;
+        let read = [
+            Some(&self.model),
+            Some(&self.inputs),
+            self.adapter.as_ref(),
+            self.reference.as_ref(),
+            self.old.as_ref(),
+        ];
+        if std::fs::metadata(&self.outputs).is_ok_and(|found| !found.is_file()) {
+            bail!(
+                "--outputs: {} is no regular file, and results come in one's place",
+                self.outputs.display()
+            );
+        }
+        spare("--outputs", &self.outputs, read.into_iter().flatten().map(PathBuf::as_path))?;
         if let Some(name) = self.strategy.clone() {
             return self.objective(out, &name);
         }
@@ -116,7 +132,7 @@ impl Run {
         }
         let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
         warn(&warnings);
-        let machine = self.machine.machine()?;
+        let machine = self.machine.machine_as(self.hardware.open(self.machine.device)?.as_ref())?;
         if self.profile && machine.device.name() == "interpreter" {
             bail!("--profile times kernels, and the interpreter has none; use --device cpu");
         }
@@ -178,7 +194,7 @@ impl Run {
         let file = Checkpoint::open(&self.inputs)?;
         let batch = BatchFile { file: &file, path: &self.inputs, prefix: "" };
         let window = batch.read(name, self.micro_batches.unwrap_or(1))?;
-        let machine = self.machine.machine()?;
+        let machine = self.machine.machine_as(self.hardware.open(self.machine.device)?.as_ref())?;
         self.check_memory_flag(&machine)?;
         let policy = Model::open_adapted(&self.model, self.adapter.as_deref())?;
         warn(&policy.warnings);
@@ -300,15 +316,6 @@ impl Run {
             )?;
         }
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Refuses an output whose folder is not there, before anything is computed.
-fn check_folder(file: &Path) -> Result<(), Failure> {
-    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match folder.is_dir() {
-        true => Ok(()),
-        false => Err(format!("{}: the folder does not exist; make it first", folder.display()).into()),
     }
 }
 

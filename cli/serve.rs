@@ -15,12 +15,14 @@ use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
 use astrai_serve::http::{
-    AdapterSettings, Calls, Collector, Ending, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve,
+    AdapterSettings, Calls, Collector, Ending, HttpServer, HttpSettings, Keys, Listener, Loaded, Rates,
+    Served, Tls,
 };
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use signal_hook::consts::SIGUSR2;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
@@ -34,7 +36,7 @@ use tokio::sync::oneshot;
 
 use restart::{State, Successor, notify_ready};
 pub use socket::{Socket, listen};
-use socket::{SocketFile, inherited, listen_at};
+use socket::{SocketFile, host, inherited, listen_at};
 use times::TimeFlags;
 
 /// This machine, for itself only.
@@ -75,8 +77,8 @@ enum PoolingName {
 pub struct Serve {
     /// A model directory
     model: PathBuf,
-    /// Address to listen on; 0.0.0.0 is all of this machine's
-    #[arg(long, value_name = "ADDRESS", default_value_t = LOCAL)]
+    /// Address to listen on, or a name that has one; 0.0.0.0 is all of this machine's
+    #[arg(long, value_name = "ADDRESS", default_value_t = LOCAL, value_parser = host)]
     host: IpAddr,
     /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8000)]
@@ -131,7 +133,7 @@ pub struct Serve {
     /// Most tokens in one step, of prompts and answers together [default: 64 a core, 256 where it has a matrix unit, 512 at most, on GPUs and with experts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_batch_tokens: Option<u32>,
-    /// Requests that may wait; what comes then is refused with 429
+    /// Answers that may wait, counting each of the `n` of a request; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
     /// Most tokens of the prompts of requests that wait; what comes then is refused with 429 [default: any]
@@ -184,6 +186,8 @@ impl Serve {
             (None, Some(path)) => listen_at(path)?,
             (None, None) => listen(self.host, self.port)?,
         };
+        let keys = Keys::new(&self.api_key, self.api_key_file.as_deref()).map_err(|e| e.to_string())?;
+        let keys = Arc::new(keys);
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
         let named: Vec<(&str, &Path)> = self.room.adapter.iter().filter_map(|a| named(a)).collect();
@@ -213,7 +217,10 @@ impl Serve {
         let (context, stats) = (engine.handle().limits().context, engine.handle().stats());
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
-            false => self.served_name,
+            false => {
+                let mut seen = BTreeSet::new();
+                self.served_name.into_iter().filter(|name| seen.insert(name.clone())).collect()
+            }
         };
         if let Some((name, _)) = loaded.iter().find(|(name, _)| names.contains(name)) {
             bail!("--adapter {name}: the model itself has this name; give another");
@@ -226,8 +233,7 @@ impl Serve {
         });
         let name = names[0].clone();
         let settings = HttpSettings {
-            api_keys: self.api_key,
-            key_file: self.api_key_file,
+            keys: keys.clone(),
             rates: Rates { requests: self.requests_per_minute, tokens: self.tokens_per_minute },
             log: self.log_requests,
             cors_origins: self.cors_origin,
@@ -240,11 +246,7 @@ impl Serve {
             vllm_metrics: self.vllm_metrics,
             ..self.times.of(HttpSettings::default())
         };
-        let open = here
-            && self.unix_socket.is_none()
-            && self.host.is_unspecified()
-            && settings.api_keys.is_empty()
-            && settings.key_file.is_none();
+        let open = here && self.unix_socket.is_none() && self.host.is_unspecified() && !keys.are_wanted();
         let server = Server::start(socket, published.served(engine, names, settings))?;
         if open {
             say("warning: whoever reaches this machine can use the server; --api-key asks for a key");
@@ -335,20 +337,21 @@ pub struct Server {
     descriptor: OwnedFd,
     engine: Handle,
     stop: oneshot::Sender<Ending>,
-    thread: JoinHandle<io::Result<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Server {
     /// Starts to serve.
     pub fn start(socket: Socket, served: Served) -> Result<Server, Failure> {
         let failed = |e: io::Error| Failure::Message(format!("the server did not start: {e}"));
-        let engine = served.engine.handle();
+        let (engine, encrypted) = (served.engine.handle(), served.settings.tls.is_some());
+        let server = HttpServer::new(served).map_err(failed)?;
         let descriptor = socket.descriptor().try_clone_to_owned().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
         let inside = runtime.enter();
         let (listener, url, file) = match socket {
             Socket::Tcp(listener) => {
-                let scheme = if served.settings.tls.is_some() { "https" } else { "http" };
+                let scheme = if encrypted { "https" } else { "http" };
                 let url = format!("{scheme}://{}", listener.local_addr().map_err(failed)?);
                 (tokio::net::TcpListener::from_std(listener).map(Listener::Tcp), url, None)
             }
@@ -363,7 +366,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let work = move || {
             let stop = async { stopped.await.unwrap_or(Ending::Leave) };
-            runtime.block_on(async { serve(listener, served, stop).await })
+            runtime.block_on(async { server.serve(listener, stop).await })
         };
         let thread = thread::Builder::new().name("server".into()).spawn(work).map_err(failed)?;
         Ok(Server { url, file, descriptor, engine, stop, thread })
@@ -391,7 +394,7 @@ impl Server {
         // A server that has ended by itself is told nothing; how it ended comes next.
         let _ = self.stop.send(ending);
         match self.thread.join() {
-            Ok(ended) => Ok(ended.map_err(|e| format!("the server: {e}"))?),
+            Ok(()) => Ok(()),
             Err(_) => Err("the server panicked; please report this".into()),
         }
     }

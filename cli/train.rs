@@ -1,16 +1,20 @@
 //! `astrai train`: settings and data in, a trained model out, with its metrics and checkpoints.
 
+mod files;
 mod policies;
 
+use crate::bench::largest;
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DeviceName, SimdFlag};
+use crate::flags::{DeviceName, HardwareFlag, SimdFlag};
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
-use astrai_engine::machine::Machine;
-use astrai_engine::machine::Peaks;
+use astrai_engine::machine::{Machine, Peaks};
 use astrai_engine::model::{Model, check_sizes, read_config};
+use astrai_estimate::check::predict;
+use astrai_ir::Target;
+use astrai_runtime::weights::is_gguf;
 use astrai_runtime::{Dump, WeightSource};
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
@@ -25,9 +29,10 @@ use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use astrai_train::update::matches;
 use clap::Args;
+use files::{described, with_those_of_the_model};
 use serde_json::{Map, json};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
 
 /// Train a model on text or token ids
@@ -59,6 +64,8 @@ pub struct Train {
     device: DeviceName,
     #[command(flatten)]
     simd: SimdFlag,
+    #[command(flatten)]
+    hardware: HardwareFlag,
     /// Rows of metrics as JSON lines instead of a progress bar
     #[arg(long)]
     json: bool,
@@ -85,6 +92,9 @@ impl Train {
         let path = path.ok_or("no output folder: give --out DIR, or `out` in the file")?;
         if self.dry_run {
             return self.plan(file, &path, out);
+        }
+        if self.hardware.hardware.is_some() {
+            bail!("--hardware goes with --dry-run, which predicts; leave it out");
         }
         let mut screen = Screen::new(self.json);
         if self.resume && !path.is_dir() && !self.names_model(&file) {
@@ -146,7 +156,7 @@ impl Train {
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
         let device = self.device.kind("use --dry-run, or --device cpu")?;
-        Ok(Machine::with(device, settings.threads, self.simd.on(self.device)?)?)
+        Ok(Machine::with(device, settings.threads, self.simd.on(self.device)?, &Target::clone)?)
     }
 
     /// `--dry-run`.
@@ -154,7 +164,8 @@ impl Train {
         let newest = if self.resume { open_latest(path)? } else { None };
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
         let settings = &begin.settings;
-        let Some(machine) = self.device.planner(settings.threads, self.simd)? else {
+        let hardware = self.hardware.open(self.device)?;
+        let Some(machine) = self.device.planner(settings.threads, self.simd, hardware.as_ref())? else {
             bail!("--device interpreter plans nothing; with --dry-run use cpu, cuda or null");
         };
         let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
@@ -164,6 +175,11 @@ impl Train {
         let kept = plan.grad.plan.main.arena;
         let gradients = 4 * plan.trained_parameters();
         let seconds = plan.least_seconds(machine.backend().target(), settings.accum)?;
+        let predicted = hardware.map(|hardware| {
+            let of = |p| predict(p, &largest(p), &hardware);
+            Ok::<_, Failure>(of(&plan.grad)? * settings.accum as f64 + of(&plan.update)?)
+        });
+        let predicted = predicted.transpose()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
         let flops = flops_per_token(&begin.config, settings);
@@ -178,7 +194,7 @@ impl Train {
                 "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
                 "tokens_per_step": tokens, "flops_per_token": flops,
                 "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas, "copy_bytes": copy,
-                "gradient_bytes": gradients, "activation_bytes": kept, "checkpoint_bytes": checkpoint, "least_seconds": seconds,
+                "gradient_bytes": gradients, "activation_bytes": kept, "checkpoint_bytes": checkpoint, "least_seconds": seconds, "predicted_seconds": predicted,
                 "launches_grad": launches[0], "launches_update": launches[1],
                 "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
@@ -204,8 +220,9 @@ impl Train {
             }
             rows.push(("memory in all", bytes(weights + states + arenas + copy)));
             rows.push(("a checkpoint", bytes(checkpoint)));
-            let rate = tokens as f64 / seconds;
-            rows.push(("at the peaks", format!("{seconds:.3} s a step, {rate:.0} tokens/s")));
+            let speed = |s: f64| format!("{s:.3} s a step, {:.0} tokens/s", tokens as f64 / s);
+            rows.push(("at the peaks", speed(seconds)));
+            rows.extend(predicted.map(|seconds| ("predicted", speed(seconds))));
             for (name, from, need) in scoring {
                 let before =
                     need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
@@ -240,6 +257,12 @@ fn start(
             Ok((config, c.config.clone(), base))
         }
         (None, _, Some(folder)) => {
+            if is_gguf(folder) {
+                bail!(
+                    "--model {}: is a GGUF file; `astrai import` makes a model directory of it",
+                    folder.display()
+                );
+            }
             if settings.lora_rank.is_some() && is_adapter(folder) {
                 bail!("{}: is an adapter itself; export it as a model first", folder.display());
             }
@@ -283,10 +306,26 @@ fn run(
     plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
         check_compatible(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
+        let (was, is) = (&c.trainer.settings.model, settings.model.as_deref().map(absolute).transpose());
+        if let (None, Some(was), Ok(Some(is))) = (&recipe.adapter, was, is)
+            && *was != is
+        {
+            let [was, is] = [was, &is].map(|path| path.display());
+            screen.note(&format!(
+                "model was {was}, is now {is}: the run goes on from its checkpoint, not from that"
+            ));
+        }
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
     let there = sources.frozen;
     let mut data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let text = match recipe.adapter {
+        Some(_) => text,
+        None => described(text, &settings, recipe.storage, data.special.as_ref()),
+    };
+    if recipe.adapter.is_none() {
+        with_those_of_the_model(&mut data.tokenizer, &settings, checkpoint.as_ref(), model.as_ref())?;
+    }
     let starts = model.as_ref().filter(|_| checkpoint.is_none());
     policies::freeze(
         &mut data,

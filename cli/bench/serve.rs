@@ -8,7 +8,7 @@ use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::{Machine, Peaks, Reader, exchange};
+use astrai_engine::machine::{Machine, Peaks, Speedometer, Speeds};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
@@ -207,7 +207,7 @@ impl Load {
                 Some(End::Finished(_)) if tokens.iter().all(|n| *n == self.new) => return Ok(()),
                 Some(End::Finished(_)) => return Err("an answer is shorter than it was to be".into()),
                 Some(End::Cancelled(_)) => return Err("a request was cancelled".into()),
-                Some(End::Failed(why)) => return Err(why.into()),
+                Some(End::Refused(why) | End::Failed(why)) => return Err(why.into()),
             }
         }
     }
@@ -263,10 +263,8 @@ impl Bench {
             load.run(subject)?;
         }
         let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
-        let reader = foreseen.as_ref().and_then(|_| Reader::new(&machine.device));
-        let exchanged = || reader.as_ref().and_then(|_| exchange(&*machine.device));
-        let (mut read, mut between): (Vec<f64>, Vec<f64>) =
-            (reader.iter().map(Reader::rate).collect(), exchanged().into_iter().collect());
+        let meter = foreseen.as_ref().and_then(|_| Speedometer::new(&machine.device));
+        let mut speeds: Vec<Speeds> = meter.iter().map(Speedometer::now).collect();
         // In turn, so that what else the machine does meets all of them.
         for _ in 0..self.repeat {
             for (subject, runs) in subjects.iter().zip(&mut runs) {
@@ -275,8 +273,7 @@ impl Bench {
                 runs.waits.first.extend(each.first);
                 runs.waits.next.extend(each.next);
             }
-            read.extend(reader.iter().map(Reader::rate));
-            between.extend(exchanged());
+            speeds.extend(meter.iter().map(Speedometer::now));
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
@@ -297,13 +294,16 @@ impl Bench {
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
-            let told = hardware.rate(Reader::BYTES as f64);
-            let median = |of: Vec<f64>| Some(of).filter(|of| !of.is_empty()).map(|of| Seconds::of(of).median);
-            let [read, between] = [read, between].map(median);
-            let now = hardware.reading(read.unwrap_or(told) / told, between);
-            let [all, to_first] = self.replayed(&load, &config, &now, machine)?;
+            let now = Speeds::median(&speeds);
+            let seen = hardware.at(now);
+            let [all, to_first] = self.replayed(&load, &config, &seen, machine)?;
             line.extend(beside(Some(all), &seconds));
-            for (key, rate) in [("read_gb_per_s", read), ("exchanged_gb_per_s", between)] {
+            let rates = [
+                ("read_gb_per_s", now.map(|now| now.read)),
+                ("exchanged_gb_per_s", now.and_then(|now| now.exchange)),
+                ("product_gflops", now.and_then(|now| now.product)),
+            ];
+            for (key, rate) in rates {
                 line.extend(rate.map(|rate| (key.into(), json!(rounded(rate / 1e9, 1)))));
             }
             line.insert("predicted_first_token_ms".into(), json!(rounded(1e3 * to_first, 2)));

@@ -6,7 +6,7 @@ use super::cuda::Machined;
 use crate::failure::Failure;
 use crate::table::{bytes, count, table};
 use astrai_ir::kernel::Grid;
-use astrai_ir::{DType, IrError, Kernel, Plan, Target};
+use astrai_ir::{IrError, Kernel, Plan, Target};
 use astrai_runtime::Compiled;
 use astrai_runtime::device::cuda::{hot_loop, resident};
 use serde_json::{Value, json};
@@ -42,8 +42,8 @@ pub fn costs(
                 Some(k) => k.entries.len() as u64 * plan.bound(&k.rounds)?,
                 None => 1,
             };
-            let seconds =
-                target.seconds(flops as f64, bytes as f64, DType::F32) / busy + target.launch * asked as f64;
+            let seconds = target.seconds(flops as f64, bytes as f64, region.product(kernel)) / busy
+                + target.launch * asked as f64;
             let form = region.form().name();
             let key = kernel.map_or_else(|| format!("{form} {origin}"), |k| k.identity.clone());
             let row = match rows.entry(key) {

@@ -7,7 +7,6 @@ use crate::table::{bytes, table};
 use crate::workload::WorkloadFlags;
 use astrai_builders::Cache;
 use astrai_engine::load::Trace;
-use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Room, SEQUENCES};
 use astrai_estimate::hardware::Hardware;
 use astrai_estimate::replay::{Replayed, Series, StepCosts, replay};
@@ -27,7 +26,7 @@ pub(super) struct ReplayFlags {
     /// Requests that were there, in place of random ones: lines of JSON with timestamp (ms), input_length, output_length, and
     /// hash_ids of blocks of 512 tokens (Mooncake's traces)
     #[arg(long, value_name = "FILE", requires = "replay")]
-    trace: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(super) workload: WorkloadFlags,
     /// Most answers computed at once [default: 32]
@@ -91,12 +90,13 @@ impl Estimate {
     pub(super) fn replay(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let flags = &self.replay;
         let (config, file) = self.config(model)?;
-        let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
+        let hardware = Hardware::open(self.hardware())?;
+        let planner = hardware.planner();
         let schedule = self.schedule.schedule();
         let room = flags.room(schedule.storage);
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
         let mut costs =
-            StepCosts::plan(&config, &schedule, &room, &hardware, machine.backend()).map_err(named)?;
+            StepCosts::plan(&config, &schedule, &room, &hardware, planner.backend()).map_err(named)?;
         let w = &flags.workload;
         let at_once = w.max_concurrency.map_or(usize::MAX, |n| n as usize);
         let started = Instant::now();
@@ -109,6 +109,9 @@ impl Estimate {
             None => replay(&mut costs, w.workload()?.requests().map(Ok), at_once)?,
         };
         let took = started.elapsed().as_secs_f64();
+        if let (Some(path), true) = (&flags.trace, found.answered.is_empty()) {
+            bail!("{}: has no requests", path.display());
+        }
         if let Some(path) = &self.csv {
             super::write(path, csv(&found.series).as_bytes())?;
         }

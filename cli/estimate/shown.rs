@@ -1,6 +1,7 @@
 //! Estimates as lines for people.
 
 use crate::table::{bytes, count, table};
+use astrai_engine::machine::Speedometer;
 use astrai_estimate::check::{Checked, Operator};
 use astrai_estimate::estimate::{Estimate, Row as Kernel};
 use astrai_estimate::hardware::{ARCHETYPES, Hardware, SAME};
@@ -253,15 +254,23 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
         let [planned, peak] = [planned, peak].map(bytes);
         out += &format!("memory               {planned} planned, {peak} held at most, error {error:.1} %\n");
     }
-    if let Some(rates) = c.reading {
-        let [now, told] = rates.map(|rate| format!("{:.1} GB/s", rate / 1e9));
-        let as_told = seconds(c.as_told);
+    if let Some(now) = c.now {
+        let read = hardware.rate(Speedometer::BYTES as f64);
+        let speeds = [
+            ("reading", Some(now.read), Some(read), "GB/s"),
+            ("exchange", now.exchange, hardware.exchange, "GB/s between cores"),
+            ("products", now.product, hardware.product, "GFLOP/s of small products"),
+        ];
+        for (name, now, told, unit) in speeds {
+            let Some(now) = now else { continue };
+            let told =
+                told.map(|told| format!(", {:.1} in the hardware's file", told / 1e9)).unwrap_or_default();
+            out += &format!("{name:<21}{:.1} {unit} beside the steps{told}\n", now / 1e9);
+        }
         out += &format!(
-            "reading              {now} beside the steps, for which is predicted; {told} in the hardware's file: {as_told}\n"
+            "as the file says     {}; predicted is for the speeds beside the steps\n",
+            seconds(c.as_told)
         );
-    }
-    if let Some(rate) = c.exchange {
-        out += &format!("exchange             {:.1} GB/s between cores beside the steps\n", rate / 1e9);
     }
     out
 }

@@ -85,13 +85,14 @@ pub(super) fn run(
     };
     for line in lines.lines() {
         let line = line.map_err(|e| format!("{shown}: {e}"))?;
+        let line = line.trim_start_matches('\u{feff}');
         if line.trim().is_empty() {
             continue;
         }
         if coming.len() >= 2 * sequences {
             finish(coming.pop_front(), out)?;
         }
-        coming.push_back(batch.begin(&line));
+        coming.push_back(batch.begin(line));
     }
     while !coming.is_empty() {
         finish(coming.pop_front(), out)?;

@@ -7,7 +7,7 @@ use super::fold::{ranges, repeats, star};
 use crate::failure::Failure;
 use crate::summary::fields;
 use astrai_ir::plan::{Body, Place, Step};
-use astrai_ir::{DType, Plan, Region, Target};
+use astrai_ir::{Plan, Region, Target};
 use astrai_runtime::Compiled;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ fn costs(plan: &Plan, region: &Region, target: &Target) -> Result<Map<String, Va
         "bytes": bytes,
         "flops_of": region.flops().to_string(),
         "bytes_of": region.bytes().to_string(),
-        "seconds": target.seconds(flops as f64, bytes as f64, DType::F32),
+        "seconds": target.seconds(flops as f64, bytes as f64, region.product(None)),
     })))
 }
 

@@ -3,7 +3,7 @@
 
 use crate::failure::{Failure, bail};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -49,12 +49,24 @@ pub fn listen_at(path: &Path) -> Result<Socket, Failure> {
     Ok(Socket::Unix(listener.map_err(failed)?, Some(SocketFile(path.to_path_buf()))))
 }
 
+/// An address, or what a name stands for.
+pub fn host(text: &str) -> Result<IpAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let found = (text, 0).to_socket_addrs().ok().and_then(|mut all| all.next());
+    found.map(|address| address.ip()).ok_or_else(|| "neither an address nor the name of one".into())
+}
+
 /// A socket at a port.
 pub fn listen(host: IpAddr, port: u16) -> Result<Socket, Failure> {
-    let remedy = "give another --port, or 0 for a free one";
+    let remedy = |e: &io::Error| match e.kind() {
+        io::ErrorKind::AddrNotAvailable => "give a --host of this machine",
+        _ => "give another --port, or 0 for a free one",
+    };
     let bound = TcpListener::bind((host, port));
     let bound = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
-    let bound = bound.map_err(|e| format!("{}: {e}; {remedy}", SocketAddr::new(host, port)))?;
+    let bound = bound.map_err(|e| format!("{}: {e}; {}", SocketAddr::new(host, port), remedy(&e)))?;
     Ok(Socket::Tcp(bound))
 }
 

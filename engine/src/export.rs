@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Files beside the weights that are copied where they are there.
-const COPIED: [&str; 11] = [
+pub const COPIED: [&str; 11] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -29,7 +29,7 @@ const COPIED: [&str; 11] = [
     "tokenizer.model",
 ];
 /// Longest of them, and of a `config.json`, in bytes.
-const LONGEST: u64 = 256 << 20;
+pub const LONGEST: u64 = 256 << 20;
 
 /// What is written.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +98,8 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form<'_>, hear: Hear) -> R
     let stored = specs.first().and_then(|t| model.source().tensor(&t.name)).map_or(DType::F32, |t| t.dtype);
     let dtype = form.dtype.unwrap_or(stored);
     let rounded = form.narrow.map(|narrow| Rounded::of(&model.config, narrow)).transpose()?;
+    let packing = rounded.as_ref().map(|r| r.stated(&model.config));
+    put("config.json", config(own, dtype, packing)?.as_bytes())?;
     let whole = |t: TensorSpec| {
         let own = if t.fixed { DType::F32 } else { dtype };
         let entries = vec![Entry { name: t.name.clone(), dtype: own, shape: t.shape }];
@@ -134,8 +136,6 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form<'_>, hear: Hear) -> R
         let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
         put("model.safetensors.index.json", format!("{index:#}\n").as_bytes())?;
     }
-    let packing = rounded.map(|r| r.stated(&model.config));
-    put("config.json", config(own, dtype, packing)?.as_bytes())?;
     System.sync_folder(to).map_err(FileError::io(to, "make it durable")).map_err(refused)?;
     Ok(Written { files: shards.len(), bytes, dtype })
 }
@@ -175,11 +175,7 @@ impl Unit {
 pub fn rounded(config: &ModelConfig, narrow: Narrow) -> Result<BTreeSet<String>, Error> {
     config.check_decoder()?;
     let graph = build(config, &Program::full(1, 1))?;
-    let names = astrai_passes::narrow_weights(&graph, Narrow { head: None, ..narrow })?;
-    match names.is_empty() {
-        true => Err("no linear layer of this model has rows that such groups divide".into()),
-        false => Ok(names),
-    }
+    Ok(astrai_passes::narrow_weights(&graph, Narrow { head: None, ..narrow })?)
 }
 
 /// Linear layers whose weights are rounded.
@@ -267,12 +263,8 @@ fn converted(t: Source, dtype: DType) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// The text of the model's `config.json` with the type of the weights, and how those of linear layers are packed.
-fn config(folder: &Path, dtype: DType, packing: Option<Json>) -> Result<String, Error> {
-    let path = folder.join("config.json");
-    let text = read_text(&path, LONGEST).map_err(|e| e.to_string())?;
-    let mut keys: Map<String, Json> =
-        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+/// Writes the type of the weights into the keys of a `config.json`.
+pub fn tell_dtype(keys: &mut Map<String, Json>, dtype: DType) {
     let name = match dtype {
         DType::BF16 => "bfloat16",
         DType::F16 => "float16",
@@ -283,7 +275,20 @@ fn config(folder: &Path, dtype: DType, packing: Option<Json>) -> Result<String, 
         keys.shift_remove("torch_dtype");
     }
     keys.insert(key.to_string(), json!(name));
+}
+
+/// The text of the model's `config.json` with the type of the weights, and how those of linear layers are packed.
+fn config(folder: &Path, dtype: DType, packing: Option<Json>) -> Result<String, Error> {
+    let path = folder.join("config.json");
+    let text = read_text(&path, LONGEST).map_err(|e| e.to_string())?;
+    let mut keys: Map<String, Json> =
+        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    tell_dtype(&mut keys, dtype);
     keys.remove("quantization_config");
     keys.extend(packing.map(|p| ("quantization_config".to_string(), p)));
-    Ok(format!("{:#}\n", Json::Object(keys)))
+    let text = format!("{:#}\n", Json::Object(keys));
+    // What is written is read again: not every family is known in this form.
+    ModelConfig::parse(&text, "config.json")
+        .map_err(|e| format!("what would be written could not be read again: {e}"))?;
+    Ok(text)
 }

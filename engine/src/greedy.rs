@@ -69,7 +69,7 @@ pub fn continue_greedily(
     while let Some(event) = stream.blocking_recv() {
         tokens.extend(event.updates.iter().map(|u| i64::from(u.token)));
         each(tokens.len());
-        if let Some(End::Failed(why)) = event.end {
+        if let Some(End::Refused(why) | End::Failed(why)) = event.end {
             return Err(why);
         }
     }

@@ -147,8 +147,11 @@ impl Trace {
         let number =
             |key: &str| value.get(key).and_then(Value::as_f64).ok_or(format!("`{key}` is no number"));
         let at = number("timestamp")? / 1e3;
-        if !(at >= self.before && at < 1e9) {
-            return Err(format!("`timestamp` {at} s is before the line above, or after 30 years"));
+        if !(0.0..1e9).contains(&at) {
+            return Err(format!("`timestamp` {} ms is negative, or after 30 years", at * 1e3));
+        }
+        if at < self.before {
+            return Err(format!("`timestamp` {} ms is before the line above", at * 1e3));
         }
         self.before = at;
         let length = |key: &str| {

@@ -2,11 +2,13 @@
 
 use astrai_codegen::cpu::Cpu as CpuKernels;
 use astrai_codegen::cuda::Cuda as CudaKernels;
-use astrai_ir::Backend;
+use astrai_ir::{Backend, Target};
 use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa};
 // What is measured of a machine.
 pub use astrai_runtime::device::cpu::exchange::exchange;
-pub use astrai_runtime::device::cpu::peaks::{Peaks, Reader};
+pub use astrai_runtime::device::cpu::peaks::Peaks;
+pub use astrai_runtime::device::cpu::product::product;
+pub use astrai_runtime::device::cpu::speeds::{Speedometer, Speeds, median};
 use astrai_runtime::device::cuda::{self, Cuda, Nvrtc};
 use astrai_runtime::device::null::Null;
 use astrai_runtime::device::reference::Reference;
@@ -38,6 +40,9 @@ pub struct Machine {
     pub warnings: Vec<String>,
 }
 
+/// What programs are said to cost: of the target that a device's kernels are made for, one with these peaks.
+pub type Costs<'a> = &'a dyn Fn(&Target) -> Target;
+
 impl Machine {
     /// The machine for a kind of device and a number of threads (0: all cores), with all that its processor has. Without a C
     /// compiler the interpreter stands in.
@@ -45,28 +50,31 @@ impl Machine {
     /// # Errors
     /// Threads do not start, the cache's folder cannot be used.
     pub fn new(kind: Kind, threads: usize) -> Result<Machine, Error> {
-        Machine::with(kind, threads, host_isa())
+        Machine::with(kind, threads, host_isa(), &Target::clone)
     }
 
-    /// The same with these vector instructions, which kernels can only run with if the processor has them.
+    /// The same with these vector instructions, which kernels can only run with if the processor has them, and these costs.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn with(kind: Kind, threads: usize, isa: Isa) -> Result<Machine, Error> {
+    pub fn with(kind: Kind, threads: usize, isa: Isa, costs: Costs) -> Result<Machine, Error> {
         let folders = || std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect::<Vec<_>>());
         let mut warnings = Vec::new();
         if let Kind::Cuda(ordinal) = kind {
             let (cache, warning) = cache()?;
-            let device = Arc::new(Cuda::open(ordinal, threads, nvrtc()?, cache)?);
+            let cuda = Cuda::open(ordinal, threads, nvrtc()?, cache)?;
+            let target = costs(cuda.backend().target());
+            let device = Arc::new(cuda.with_target(target));
             return Ok(Machine { warnings: warning.into_iter().collect(), ..Machine::over(device) });
         }
         let device: Arc<dyn Device> = match (kind, Compiler::find(&folders().unwrap_or_default())) {
             (Kind::Cpu, Some(cc)) => {
                 let (cache, warning) = cache()?;
                 let cpu = Cpu::new(isa, threads, cc, cache)?;
+                let cpu = cpu.with_target(costs(cpu.backend().target()));
                 return Ok(Machine { warnings: warning.into_iter().collect(), ..Machine::on(cpu) });
             }
-            (Kind::Null, _) => return Ok(Machine::planner(Kind::Cpu, threads, isa)),
+            (Kind::Null, _) => return Ok(Machine::planner(Kind::Cpu, threads, isa, costs)),
             (kind, _) => {
                 if kind == Kind::Cpu {
                     let slow =
@@ -80,23 +88,34 @@ impl Machine {
     }
 
     /// A machine that plans for a kind of device and runs nothing: the processor with these instructions, or a CUDA device, which need
-    /// not be here.
-    pub fn planner(kind: Kind, threads: usize, isa: Isa) -> Machine {
+    /// not be here; at these costs.
+    pub fn planner(kind: Kind, threads: usize, isa: Isa, costs: Costs) -> Machine {
         if let Kind::Cuda(ordinal) = kind {
-            let (target, warning) = match cuda::target(ordinal) {
-                Ok(target) => (target, None),
-                Err(why) => {
-                    let nominal = cuda::nominal();
-                    let warning = format!("{why}: planned for {}", nominal.name);
-                    (nominal, Some(warning))
-                }
+            let (target, absent) = match cuda::target(ordinal) {
+                Ok(target) => (costs(&target), None),
+                Err(why) => (costs(&cuda::nominal()), Some(why)),
             };
-            let device = Arc::new(Null::new(Box::new(CudaKernels::new(target))));
-            return Machine { warnings: warning.into_iter().collect(), ..Machine::over(device) };
+            let warning = absent.map(|why| format!("{why}: planned for {}", target.name));
+            let machine = Machine::nothing(CudaKernels::new(target));
+            return Machine { warnings: warning.into_iter().collect(), ..machine };
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         let kernels = CpuKernels::new(isa, threads as u32, available_memory());
+        Machine::nothing(CpuKernels::with(costs(kernels.target())))
+    }
+
+    /// A machine that plans for hardware of these costs, whatever is here, and runs nothing: a processor with the instructions of this one,
+    /// or a GPU, with the kernels of an H100.
+    pub fn elsewhere(processor: bool, costs: Costs) -> Machine {
+        match processor {
+            true => Machine::planner(Kind::Cpu, 1, host_isa(), costs),
+            false => Machine::nothing(CudaKernels::new(costs(&cuda::nominal()))),
+        }
+    }
+
+    /// A machine for these kernels, none of which is ever run.
+    fn nothing(kernels: impl Backend + 'static) -> Machine {
         Machine::over(Arc::new(Null::new(Box::new(kernels))))
     }
 

@@ -231,8 +231,14 @@ pub fn plan_within(
     compile(&graph, machine.backend(), &Options { storage, saturate, narrow, stack, ..Options::default() })
 }
 
+/// How a checkpoint's weights are stored by its configuration alone, where kernels would read any of them so.
+pub fn packed(reading: &Reading) -> Option<Narrow> {
+    let narrow = reading.packing?.narrow();
+    crate::export::rounded(&reading.config, narrow).ok().map(|_| narrow)
+}
+
 /// How weights are stored where kernels are this backend's: rounded as is asked for, else as the checkpoint has them.
-pub(crate) fn stored(config: &ModelConfig, backend: &dyn Backend) -> Option<Storage> {
+pub fn stored(config: &ModelConfig, backend: &dyn Backend) -> Option<Storage> {
     let kept = config.packed.as_ref().filter(|_| backend.reads_codes());
     config.narrow.map(Storage::from).or(kept.cloned())
 }

@@ -3,14 +3,14 @@
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
-use crate::check::{Checked, check_time, median};
+use crate::check::{Checked, PATIENCE_OF_ALL, check, check_time};
 use crate::fit::{Seen, reach};
 use crate::hardware::{Hardware, Kernels, Precision, Reach};
 use crate::model::time;
 use crate::schedule::{Purpose, Schedule};
 use crate::turns::turns;
 use astrai_builders::ModelConfig;
-use astrai_engine::machine::Machine;
+use astrai_engine::machine::{Machine, median};
 use astrai_ir::{DType, Mesh};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +42,7 @@ pub fn shapes() -> Result<Vec<ModelConfig>, Refused> {
     SHAPES.into_iter().map(one).collect()
 }
 
-/// Runs the shapes and fits the numbers to them.
+/// Runs the shapes and fits the numbers to them. `progress` hears how many of how many steps were measured.
 ///
 /// # Errors
 /// A shape that cannot be run, or a device that fails; one line.
@@ -51,28 +51,39 @@ pub fn calibrate(
     hardware: &Hardware,
     machine: &Machine,
     repeat: usize,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Hardware, Refused> {
-    let mut steps = Vec::new();
+    let mut asked = Vec::new();
     for config in shapes {
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
             for purpose in [Purpose::Train, Purpose::Prefill] {
-                for [batch, seq] in WHOLE {
-                    steps.push(check_time(config, &of(purpose, batch, seq), 1, hardware, machine, repeat)?);
-                }
+                asked.extend(WHOLE.map(|[batch, seq]| (config, of(purpose, batch, seq), 1)));
             }
-            for [batch, seq, new] in PAGED {
-                let s = of(Purpose::Decode, batch, seq);
-                steps.push(check_time(config, &s, new.min(s.seq), hardware, machine, repeat)?);
-            }
+            asked.extend(PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new)));
         }
     }
-    let mut found = fitted(hardware, &steps)?;
+    let process = process(shapes, hardware, machine)?;
+    let (mut steps, mut patience) = (Vec::new(), PATIENCE_OF_ALL);
+    for (config, s, new) in &asked {
+        progress(steps.len() as u64, asked.len() as u64);
+        steps.push(check_time(config, s, (*new).min(s.seq), hardware, machine, repeat, &mut patience)?);
+    }
+    let mut found = Hardware { process, ..fitted(hardware, &steps)? };
     if let Some(config) = shapes.first() {
         [found.kernels.turn, found.kernels.logit] = turns(config, machine)?;
     }
     Ok(found)
+}
+
+/// Bytes that a process takes beside what is planned, as the first program shows that it runs.
+fn process(shapes: &[ModelConfig], hardware: &Hardware, machine: &Machine) -> Result<f64, Refused> {
+    let Some(config) = shapes.first().filter(|_| hardware.kind == "cpu") else { return Ok(hardware.process) };
+    let seq = (config.max_positions as u64).min(128);
+    let found = check(config, &Schedule::of_one(Purpose::Decode, 1, seq, DType::BF16), hardware, machine, 1)?;
+    let more = found.memory.map_or(0.0, |[planned, held]| held as f64 - planned as f64);
+    Ok((hardware.process + more).max(0.0))
 }
 
 /// Seconds of a run of a program that none of its kernels takes, in the middle of these steps: on a device beside the processor its inputs are
@@ -83,7 +94,7 @@ fn rest(steps: &[Checked]) -> f64 {
         let kernels: f64 = step.operators.iter().map(|o| o.measured).sum();
         (step.measured - kernels).max(0.0) / programs.len().max(1) as f64
     };
-    median(&steps.iter().map(of).collect::<Vec<_>>()).unwrap_or(0.0)
+    median(steps.iter().map(of)).unwrap_or(0.0)
 }
 
 /// The numbers that fit these steps.
@@ -95,8 +106,8 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     let mut groups: BTreeMap<(usize, Precision), Vec<Seen>> = BTreeMap::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
-        // As memory was read beside this step.
-        let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told), step.exchange);
+        // At the speeds beside this step.
+        let peaks = peaks.at(step.now);
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
             let measured = o.measured / o.work.launches as f64;

@@ -10,11 +10,11 @@ use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
-use astrai_engine::machine::{Machine, Reader, exchange};
+use astrai_engine::machine::{Machine, Speedometer, Speeds};
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::{Dim, Mesh};
 use astrai_runtime::device::{forget_peak, process_memory};
-use astrai_runtime::{Compiled, Device, Dump, Profile, Session, Value};
+use astrai_runtime::{Compiled, Dump, Profile, Session, Value};
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
 use astrai_serve::scheduler::batch::StepBatch;
@@ -22,14 +22,20 @@ use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long steps are run again while which memory changed its speed.
+/// How long steps are run again while the machine's speeds changed: those of one program, and those of all from which a machine's numbers are
+/// fitted.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Part by which reading may differ before and after.
+pub(crate) const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
+/// Seconds of a step which finds little of what it reads in the caches.
+const LONG: f64 = 1.0;
+/// Seconds of steps that are enough where there are many programs, and steps at least.
+const ENOUGH: f64 = 5.0;
+const FEWEST: usize = 2;
+/// Part by which speeds may differ before and after.
 const APART: f64 = 0.12;
-/// Seconds of steps between two readings, at least: a reading leaves nothing of a step in the caches.
+/// Seconds of steps between two looks at the speeds, at least: reading leaves nothing of a step in the caches.
 const BETWEEN: f64 = 0.1;
 
 /// A byte of keys and values; numbers made of it are about a hundredth in both types.
@@ -53,9 +59,9 @@ pub struct Operator {
 /// A step.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// Seconds predicted, for memory that is read as it was beside the steps.
+    /// Seconds predicted, at the speeds beside the steps.
     pub predicted: f64,
-    /// Seconds predicted for memory as the hardware's file has it.
+    /// Seconds predicted at the speeds of the hardware's file.
     pub as_told: f64,
     /// The fastest of the steps measured: whatever else the machine does only adds.
     pub measured: f64,
@@ -66,11 +72,8 @@ pub struct Checked {
     /// Bytes planned, and the most that the process held while it loaded and ran, of a device's own memory where it has some; none where the
     /// system does not say.
     pub memory: Option<[u64; 2]>,
-    /// Bytes per second at which memory was read beside the steps, and what the hardware says of as many bytes; none where that is not
-    /// measured.
-    pub reading: Option<[f64; 2]>,
-    /// Bytes per second that cores exchanged beside the steps; none where that is not measured.
-    pub exchange: Option<f64>,
+    /// The machine's speeds beside the steps; none where they are not measured.
+    pub now: Option<Speeds>,
 }
 
 impl Checked {
@@ -84,85 +87,84 @@ impl Checked {
 struct Measured {
     seconds: Vec<f64>,
     programs: Vec<(&'static str, Vec<Work>, Profile)>,
-    reading: Option<[f64; 2]>,
-    exchange: Option<f64>,
+    now: Option<Speeds>,
 }
 
-/// Measures while the machine stays as it is: cores of a virtual machine are moved, and memory is read at another speed then, for seconds or
-/// minutes.
-struct Watch {
+/// Measures while the machine stays as it is: cores of a virtual machine are moved, or others run on them, too, for seconds or minutes.
+struct Watch<'a> {
     repeat: usize,
-    device: Arc<dyn Device>,
-    reader: Option<Reader>,
-    told: f64,
-    /// Bytes per second that were read, and that cores exchanged, before the steps that count, between and after them.
-    rates: Vec<f64>,
-    exchanged: Vec<f64>,
+    meter: Option<Speedometer>,
+    /// Before the steps that count, between and after them.
+    speeds: Vec<Speeds>,
+    /// What is left of it.
+    patience: &'a mut Duration,
+    /// Seconds of steps beyond which no more than [`FEWEST`] are run.
+    enough: f64,
 }
 
-impl Watch {
-    fn new(hardware: &Hardware, machine: &Machine, repeat: usize) -> Watch {
-        let reader = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Reader::new);
-        let told = hardware.rate(Reader::BYTES as f64);
-        Watch { repeat, device: machine.device.clone(), reader, told, rates: vec![], exchanged: vec![] }
+impl<'a> Watch<'a> {
+    fn new(hardware: &Hardware, machine: &Machine, repeat: usize, patience: &'a mut Duration) -> Watch<'a> {
+        let meter = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Speedometer::new);
+        Watch { repeat, meter, speeds: vec![], patience, enough: f64::INFINITY }
     }
 
     /// Bytes that it takes for itself.
     fn bytes(&self) -> u64 {
-        self.reader.as_ref().map_or(0, |_| Reader::BYTES as u64)
+        self.meter.as_ref().map_or(0, |_| Speedometer::BYTES as u64)
     }
 
-    /// Reads memory; true where it was read as fast the last time.
+    /// Looks at the speeds; true where memory and products are as fast as the last time.
     fn stays(&mut self) -> bool {
-        let Some(reader) = &self.reader else { return true };
-        let (before, now) = (self.rates.last().copied(), reader.rate());
-        self.rates.push(now);
-        self.exchanged.extend(exchange(&*self.device));
-        before.is_none_or(|before| (now / before - 1.0).abs() <= APART)
+        let Some(meter) = &self.meter else { return true };
+        let (before, now) = (self.speeds.last().copied(), meter.now());
+        self.speeds.push(now);
+        let alike = |before: f64, now: f64| (now / before - 1.0).abs() <= APART;
+        let products = |before: Speeds| before.product.zip(now.product).is_none_or(|(b, n)| alike(b, n));
+        before.is_none_or(|before| alike(before.read, now.read) && products(before))
     }
 
-    /// Only the last reading is of steps that count.
+    /// Only the last look is of steps that count.
     fn forget(&mut self) {
-        for readings in [&mut self.rates, &mut self.exchanged] {
-            readings.drain(..readings.len().saturating_sub(1));
-        }
+        self.speeds.drain(..self.speeds.len().saturating_sub(1));
     }
 
-    /// Seconds of `repeat` steps, one after another, before and after which memory is read as fast; when patience has run out, of any. A step gives its seconds, and hears whether what was measured before it is forgotten.
+    /// Seconds of steps, one after another, before and after which the machine is as fast; when patience has run out, of any. A step gives its
+    /// seconds, and hears whether what was measured before it is forgotten.
     fn steps(&mut self, mut step: impl FnMut(bool) -> Result<f64, String>) -> Result<Vec<f64>, Refused> {
-        let (mut kept, ends) = (Vec::new(), Instant::now() + PATIENCE);
+        let (mut kept, mut began): (Vec<f64>, _) = (Vec::new(), Instant::now());
         self.stays();
         self.forget();
         loop {
-            // What was read takes the place of what a step finds in the caches.
-            step(kept.is_empty())?;
+            // What was read takes the place of what a step finds in the caches, unless that is little of the step.
+            if kept.last().is_none_or(|last| *last < LONG) {
+                step(kept.is_empty())?;
+            }
             let (first, mut sum) = (kept.len(), 0.0);
-            while kept.len() < self.repeat && (kept.len() == first || sum < BETWEEN) {
+            while !self.are_enough(&kept) && (kept.len() == first || sum < BETWEEN) {
                 kept.push(step(false)?);
                 sum += kept[kept.len() - 1];
             }
-            if !self.stays() && Instant::now() < ends {
+            if !self.stays() && !self.patience.is_zero() {
                 kept.clear();
                 self.forget();
+                *self.patience = self.patience.saturating_sub(began.elapsed());
+                began = Instant::now();
             }
-            if kept.len() >= self.repeat {
+            if self.are_enough(&kept) {
                 return Ok(kept);
             }
         }
     }
 
-    /// What was measured, beside the medians of what was read and exchanged meanwhile: one reading may meet something else.
-    fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
-        let reading = median(&self.rates).map(|now| [now, self.told]);
-        Measured { seconds, programs, reading, exchange: median(&self.exchanged) }
+    /// `repeat` steps, or so many that take as long as is enough.
+    fn are_enough(&self, kept: &[f64]) -> bool {
+        kept.len() >= self.repeat || kept.len() >= FEWEST && kept.iter().sum::<f64>() >= self.enough
     }
-}
 
-/// The one in the middle.
-pub(crate) fn median(of: &[f64]) -> Option<f64> {
-    let mut sorted = of.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
+    /// What was measured, beside the speeds meanwhile.
+    fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
+        Measured { seconds, programs, now: Speeds::median(&self.speeds) }
+    }
 }
 
 /// Runs the program and compares.
@@ -184,7 +186,8 @@ pub fn check(
     // A prefill that is checked keeps no keys and values.
     let kept = if s.purpose == Purpose::Prefill { memory.kv } else { 0 };
     let planned = memory.total() - kept;
-    let mut watch = Watch::new(hardware, machine, repeat);
+    let mut patience = PATIENCE;
+    let mut watch = Watch::new(hardware, machine, repeat, &mut patience);
     let forgotten = forget_peak();
     let measured = run(config, s, 1, machine, &mut watch)?;
     let held = |[_, peak]: [u64; 2]| [planned, peak.saturating_sub(watch.bytes())];
@@ -207,9 +210,14 @@ pub fn check_time(
     hardware: &Hardware,
     machine: &Machine,
     repeat: usize,
+    patience: &mut Duration,
 ) -> Result<Checked, Refused> {
-    let mut watch = Watch::new(hardware, machine, repeat);
-    beside(run(config, s, new, machine, &mut watch)?, hardware)
+    let given = PATIENCE.min(*patience);
+    let mut left = given;
+    let mut watch = Watch { enough: ENOUGH, ..Watch::new(hardware, machine, repeat, &mut left) };
+    let measured = run(config, s, new, machine, &mut watch)?;
+    *patience -= given - left;
+    beside(measured, hardware)
 }
 
 fn run(
@@ -228,12 +236,12 @@ fn run(
 
 /// What was measured beside what is predicted.
 fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
-    let Measured { mut seconds, programs, reading, exchange } = measured;
+    let Measured { mut seconds, programs, now } = measured;
     let runs = programs.len() as f64;
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     let mut operators = Vec::new();
-    let seen = hardware.reading(reading.map_or(1.0, |[now, told]| now / told), exchange);
+    let seen = hardware.at(now);
     for (program, works, profile) in programs {
         operators.extend(compare(program, works, &profile, &seen)?);
     }
@@ -250,8 +258,7 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,
-        reading,
-        exchange,
+        now,
     })
 }
 

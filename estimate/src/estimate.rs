@@ -2,9 +2,9 @@
 //! from them for a step: latency, throughput, use of the machine, memory, cost and energy.
 
 use crate::Refused;
-use crate::hardware::{Hardware, Precision, SAME};
+use crate::hardware::{Hardware, Precision};
 use crate::model::{Time, message, time};
-use crate::schedule::{Elsewhere, Memory, Purpose, Schedule, Stage, stages};
+use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
 use astrai_builders::config::MlpSpec;
@@ -123,12 +123,10 @@ impl<'a> Planned<'a> {
     pub fn new(
         config: &'a ModelConfig,
         schedule: &'a Schedule,
-        hardware: &Hardware,
-        kernels: &dyn Backend,
+        backend: &dyn Backend,
     ) -> Result<Planned<'a>, Refused> {
-        let backend = Elsewhere::new(kernels, hardware);
         let mesh = schedule.mesh(config)?;
-        let stages = stages(config, schedule, &backend)?;
+        let stages = stages(config, schedule, backend)?;
         Ok(Planned { config, schedule, mesh, stages })
     }
 
@@ -149,9 +147,9 @@ pub fn estimate(
     config: &ModelConfig,
     schedule: &Schedule,
     hardware: &Hardware,
-    kernels: &dyn Backend,
+    backend: &dyn Backend,
 ) -> Result<Estimate, Refused> {
-    Planned::new(config, schedule, hardware, kernels)?.on(hardware)
+    Planned::new(config, schedule, backend)?.on(hardware)
 }
 
 fn of_stages(
@@ -202,14 +200,13 @@ fn rank(
         let mut sum = hardware.kernels.step;
         let (works, order) = in_order(planned);
         let (first, live) = (rows.len(), live(&planned.plan));
+        // Of states that ranks share each updates its own.
+        let shares = if *program == "update" { schedule.updates() } else { 1.0 };
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
         for mut work in works {
-            // Only processors pack weights into panels.
-            let packed = |(form, _): &&(&str, &str)| *form == work.form && form.ends_with("panels");
-            if hardware.kind != "cpu"
-                && let Some((_, of)) = SAME.iter().find(packed)
-            {
-                work.form = of;
+            if shares > 1.0 {
+                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 / shares) as usize));
+                (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
             if work.form == "attention" && schedule.lengths.is_some() {
                 let part = schedule.part(work.window);
@@ -262,6 +259,9 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     let idle: usize = config.layers.iter().map(|l| idle(&l.mlp)).sum();
     let table = if config.tie_embeddings { 0 } else { config.vocab_size * config.hidden_size };
     let met = config.parameter_count() as f64 - idle as f64 - table as f64;
+    // A prompt's last token alone meets the head.
+    let head = if config.encoder.is_some() { 0 } else { config.vocab_size * config.hidden_size } as f64;
+    let unread = if s.purpose == Purpose::Prefill { head * (tokens - s.batch as f64) } else { 0.0 };
     let pairs = |l: &astrai_builders::config::LayerSpec| {
         let window = l.attention.window.map(|w| w as u64);
         let seen = window.map_or(s.seq, |w| s.seq.min(w)) as f64 * s.part(window);
@@ -271,7 +271,7 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     let attention: f64 = config.layers.iter().map(pairs).sum();
     let times = if s.purpose == Purpose::Train { 3.0 } else { 1.0 };
     let visible = if s.purpose == Purpose::Decode { 1.0 } else { 0.5 };
-    [1.0, visible].map(|part| times * tokens * (2.0 * met + part * attention))
+    [1.0, visible].map(|part| times * (tokens * (2.0 * met + part * attention) - 2.0 * unread))
 }
 
 /// Seconds in which data-parallel ranks that share weights (ZeRO 3) gather them, once forward and once backward, a piece: by the
@@ -312,7 +312,12 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
         devices,
         bubble,
         mfu: model_flops(config, s).map(|f| f / (period * peak)),
-        parts: [part(|t| t.compute), part(|t| t.memory), part(Time::communication), part(|t| t.fixed)],
+        parts: [
+            part(|t| t.compute),
+            part(|t| t.memory),
+            part(Time::communication) + shared,
+            part(|t| t.fixed),
+        ],
         memory,
         left: hardware.memory as i64 - i64::try_from(memory.total()).unwrap_or(i64::MAX),
         largest: largest(s, &memory, hardware.memory as u64, config.max_positions as u64),
@@ -332,7 +337,7 @@ fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
     } else {
         (free, grows)
     };
-    let shares = ((s.ranks.dp * s.ranks.ep) as u64).max(1);
+    let shares = ((s.ranks.dp * s.ranks.ep) as u64 * s.micro).max(1);
     [batch / shares * shares, ((s.seq as f64 * (room / of).max(0.0)) as u64).min(positions)]
 }
 

@@ -10,6 +10,7 @@ pub use presets::{PRESETS, preset};
 
 use crate::Refused;
 use crate::quantity::Kind;
+use astrai_engine::machine::{Machine, Speedometer, Speeds};
 use astrai_ir::target::Link;
 use astrai_ir::{DType, Target};
 use serde_json::{Map, Value, json};
@@ -95,6 +96,8 @@ pub struct Hardware {
     pub caches: Vec<(f64, f64)>,
     /// Bytes per second of what other cores have just written; none where that is not known.
     pub exchange: Option<f64>,
+    /// Operations per second of small products in the cores' own caches; none where that is not known.
+    pub product: Option<f64>,
     /// By how much memory was read faster beside a run than the hardware's file says, of which `caches` are; 1 for the file.
     pub faster: f64,
     /// Peak operations per second by type of number, without sparsity.
@@ -173,6 +176,7 @@ impl Hardware {
         }
         let optional = [
             ("exchange", self.exchange.map(|v| Kind::Bandwidth.show(v))),
+            ("product", self.product.map(|v| Kind::Rate.show(v))),
             ("power", self.power.map(|v| Kind::Power.show(v))),
             ("price", self.price.map(|v| Kind::Price.show(v))),
         ];
@@ -224,15 +228,24 @@ impl Hardware {
         (told, if told < 2.0 * memory { self.faster } else { 1.0 })
     }
 
-    /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too, and where cores
-    /// exchange bytes at this rate.
-    pub fn reading(&self, part: f64, exchange: Option<f64>) -> Hardware {
-        // A file that does not know of exchanges has them in its other numbers.
-        let now = self.exchange.map(|told| exchange.unwrap_or(told));
-        // Threads start by what they tell one another, too.
-        let launch = self.launch * self.exchange.zip(now).map_or(1.0, |(told, now)| told / now);
-        let (bandwidth, faster) = (self.bandwidth * part, self.faster * part);
-        Hardware { bandwidth, exchange: now, faster, launch, ..self.clone() }
+    /// The same machine at these speeds, or as its file has them: what is cached little faster than memory changes with it, and all arithmetic with small products.
+    pub fn at(&self, now: Option<Speeds>) -> Hardware {
+        let Some(now) = now else { return self.clone() };
+        // A file that does not know of a speed has it in its other numbers.
+        let known = |told: Option<f64>, now: Option<f64>| told.map(|told| now.unwrap_or(told));
+        let part = |told: Option<f64>, now: Option<f64>| told.zip(now).map_or(1.0, |(told, now)| now / told);
+        let (memory, computing) =
+            (now.read / self.rate(Speedometer::BYTES as f64), part(self.product, now.product));
+        Hardware {
+            bandwidth: self.bandwidth * memory,
+            faster: self.faster * memory,
+            exchange: known(self.exchange, now.exchange),
+            product: known(self.product, now.product),
+            compute: self.compute.iter().map(|(p, rate)| (*p, rate * computing)).collect(),
+            // Threads start by what they tell one another, too.
+            launch: self.launch / part(self.exchange, now.exchange),
+            ..self.clone()
+        }
     }
 
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.
@@ -253,6 +266,11 @@ impl Hardware {
             links: self.links.clone(),
             ..kernels.clone()
         }
+    }
+
+    /// What plans for it, and runs nothing: kernels of a processor or of a GPU, whatever is here.
+    pub fn planner(&self) -> Machine {
+        Machine::elsewhere(self.kind == "cpu", &|kernels| self.target(kernels))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Kernels, Precision};
-use astrai_engine::machine::{Peaks, exchange};
+use astrai_engine::machine::{Peaks, exchange, product};
 use astrai_ir::ops::ReduceKind;
 use astrai_ir::{DType, Dim, Graph};
 use astrai_runtime::device::process_memory;
@@ -21,8 +21,8 @@ const ROUNDS: usize = 5;
 const APART: Duration = Duration::from_secs(1);
 
 /// Of one round: operations per second of vectors, of the unit for bf16, of f32 in pieces; bytes read again and again with bytes per second,
-/// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange.
-type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, Option<f64>);
+/// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange, and operations per second of small products.
+type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, [Option<f64>; 2]);
 
 /// The device as hardware.
 ///
@@ -53,6 +53,7 @@ fn accelerator(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Err
         bandwidth: target.bandwidth,
         caches: vec![],
         exchange: None,
+        product: None,
         faster: 1.0,
         compute: target.flops.iter().map(row).collect(),
         launch: (long - short).max(0.0) / (2 * (CHAIN[1] - CHAIN[0])) as f64,
@@ -61,7 +62,7 @@ fn accelerator(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Err
         price: None,
         kernels: Kernels::typical(),
         sources: vec![
-            "peaks by the attributes of the device; a small kernel measured by `astrai estimate --measure`"
+            "peaks by the attributes of the device; a small kernel measured by `astrai devices --measure`"
                 .into(),
         ],
     })
@@ -93,7 +94,7 @@ pub fn chain(device: &Arc<dyn Device>, rounds: usize) -> Result<f64, astrai_runt
     Ok(least)
 }
 
-/// A processor: arithmetic of the fastest round, reading and starting of the one whose reading from memory lies in the middle. `None` where
+/// A processor: arithmetic of the fastest round, the rest of the one whose reading from memory lies in the middle. `None` where
 /// its peaks cannot be measured.
 fn processor(device: &dyn Device) -> Option<Hardware> {
     let mut rounds: Vec<Round> = Vec::new();
@@ -105,7 +106,7 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
             Peaks::arithmetic_of(device)?,
             Peaks::levels(device)?,
             launch(device),
-            exchange(device),
+            [exchange(device), product(device)],
         ));
     }
     let fastest = |i: usize| rounds.iter().filter_map(|(peaks, ..)| peaks[i]).reduce(f64::max);
@@ -115,7 +116,7 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
     let compute = rows.into_iter().filter_map(|(p, rate)| Some((p, rate?))).collect();
     let memory = |(_, levels, ..): &Round| levels.last().map_or(0.0, |(_, rate)| *rate);
     rounds.sort_by(|a, b| memory(a).total_cmp(&memory(b)));
-    let (_, mut caches, launch, exchange) = rounds.swap_remove(ROUNDS / 2);
+    let (_, mut caches, launch, [exchange, product]) = rounds.swap_remove(ROUNDS / 2);
     let target = device.backend().target();
     let bandwidth = caches.pop().map_or(target.bandwidth, |(_, rate)| rate);
     Some(Hardware {
@@ -127,6 +128,7 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
         bandwidth,
         caches,
         exchange,
+        product,
         faster: 1.0,
         compute,
         launch,
@@ -134,7 +136,7 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
         power: None,
         price: None,
         kernels: Kernels::typical(),
-        sources: vec!["measured by `astrai estimate --measure`".into()],
+        sources: vec!["measured by `astrai devices --measure`".into()],
     })
 }
 

@@ -147,10 +147,12 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     Ok(Time { flops, bytes, precision, compute, memory, apart: reach.apart, fixed, sent })
 }
 
-/// In which numbers products are computed; whatever has no product, in f32. On a processor its kernel says so; plans for other
-/// machines have kernels of a processor, and there the types decide.
+/// In which numbers products are computed; whatever has no product, in f32. On a processor its kernel says so; on a
+/// GPU the types decide.
 fn precision(work: &Work, hardware: &Hardware) -> Precision {
-    let by_type = Precision::of(work.types[1]).max(Precision::of(work.types[0]));
+    let [left, right] = [work.types[0], work.types[1]].map(Precision::of);
+    // Codes are widened to the numbers of a side that is not rounded to integers as well.
+    let by_type = if right == Precision::Int8 { left } else { right.max(left) };
     match (work.form, work.products) {
         ("loops" | "route" | "interpreted" | "collective", _) => Precision::F32,
         _ if hardware.kind != "cpu" => by_type,

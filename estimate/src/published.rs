@@ -6,11 +6,11 @@ use crate::Refused;
 use crate::fit::{Fitted, fit};
 use crate::hardware::Hardware;
 use crate::quantity::Kind;
-use crate::schedule::{Elsewhere, Purpose, Schedule, stages};
+use crate::schedule::{Purpose, Schedule, stages};
 use crate::work::{Work, settled, work};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::kernel::Products;
-use astrai_ir::{Backend, DType, Dim, Mesh};
+use astrai_ir::{DType, Dim, Mesh};
 use serde::Deserialize;
 
 /// Files of measurements, by name.
@@ -179,10 +179,10 @@ impl Outcome {
 ///
 /// # Errors
 /// A table is wrong; one line that names it and the key.
-pub fn run(kernels: &dyn Backend) -> Result<Outcome, Refused> {
+pub fn run() -> Result<Outcome, Refused> {
     let mut cases = Vec::new();
     for (file, text) in TABLES {
-        cases.extend(read(text, file, kernels)?);
+        cases.extend(read(text, file)?);
     }
     let training: Vec<&Case> = cases.iter().filter(|c| c.fitted).collect();
     let fitted = fit(&training)?;
@@ -200,19 +200,19 @@ pub fn run(kernels: &dyn Backend) -> Result<Outcome, Refused> {
 ///
 /// # Errors
 /// One line that names the file and the key.
-pub fn read(text: &str, file: &str, kernels: &dyn Backend) -> Result<Vec<Case>, Refused> {
+pub fn read(text: &str, file: &str) -> Result<Vec<Case>, Refused> {
     let wrong = |e: toml::de::Error| format!("{file}: {}", astrai_files::one_line(&e.to_string()));
     let table: Table = toml::from_str(text).map_err(wrong)?;
     let of = |(i, e): (usize, &Entry)| {
         let at = |line: Refused| {
             format!("{file}: measurement {} (\"{}\"): {line}", i + 1, astrai_files::one_line(&e.what))
         };
-        case(e, i % 2 == 0, kernels).map_err(at)
+        case(e, i % 2 == 0).map_err(at)
     };
     table.measurement.iter().enumerate().map(of).collect()
 }
 
-fn case(e: &Entry, fitted: bool, kernels: &dyn Backend) -> Result<Case, Refused> {
+fn case(e: &Entry, fitted: bool) -> Result<Case, Refused> {
     let mut hardware = Hardware::open(&e.hardware)?;
     if let Some(text) = &e.bandwidth {
         hardware.bandwidth = Kind::Bandwidth.parse(text).map_err(|line| format!("bandwidth: {line}"))?;
@@ -224,7 +224,7 @@ fn case(e: &Entry, fitted: bool, kernels: &dyn Backend) -> Result<Case, Refused>
     }
     let (works, mesh, beside, tokens) = match (&e.kernel, &e.model) {
         (Some(k), None) => (vec![(kernel(k)?, 1.0)], Mesh::default(), 0.0, 0.0),
-        (None, Some(model)) => program(e, model, &hardware, kernels)?,
+        (None, Some(model)) => program(e, model, &hardware)?,
         _ => return Err("give either kernel or model".into()),
     };
     let (flops, bytes) = works.first().map_or((0.0, 0.0), |(w, _)| (size(&w.flops), size(&w.bytes)));
@@ -252,7 +252,7 @@ fn size(d: &Dim) -> f64 {
 /// The launches of a step, sizes settled; and the tokens of a device in it.
 type Launches = (Vec<(Work, f64)>, Mesh, f64, f64);
 
-fn program(e: &Entry, model: &str, hardware: &Hardware, kernels: &dyn Backend) -> Result<Launches, Refused> {
+fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refused> {
     let text = MODELS.iter().find(|(n, _)| *n == model).map(|(_, text)| *text);
     let text = text.ok_or_else(|| format!("model: there is no shape `{}`", astrai_files::one_line(model)))?;
     let config = ModelConfig::parse(text, model).map_err(|e| e.to_string())?.config;
@@ -266,8 +266,7 @@ fn program(e: &Entry, model: &str, hardware: &Hardware, kernels: &dyn Backend) -
     let of_one = Schedule::of_one(purpose, e.batch, e.seq, DType::BF16);
     let schedule = Schedule { ranks, micro: e.micro, zero: e.zero, ..of_one };
     let mesh = schedule.mesh(&config)?;
-    let backend = Elsewhere::new(kernels, hardware);
-    let planned = stages(&config, &schedule, &backend)?;
+    let planned = stages(&config, &schedule, hardware.planner().backend())?;
     let mut works = Vec::new();
     for (name, program) in planned.iter().flat_map(|s| &s.programs) {
         let symbols = &program.plan.symbols;

@@ -2,17 +2,14 @@
 //! the programs that one of its ranks runs, from `shard` and `pipeline`, planned for the hardware on a device that runs nothing.
 
 use crate::Refused;
-use crate::hardware::Hardware;
 use crate::lengths::Lengths;
 use astrai_builders::config::LayerSpec;
 use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, Windows, build, placements};
-use astrai_engine::model::{check_sizes, served_fidelity};
+use astrai_engine::model::{check_sizes, served_fidelity, stored};
 use astrai_engine::serving::TOKENS;
-use astrai_ir::backend::Root;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
-use astrai_ir::region::{Matched, Piece};
-use astrai_ir::{Backend, DType, Graph, IrError, Kernel, Layout, Mesh, NodeId, Region, Target};
+use astrai_ir::{Backend, DType, Graph, Mesh};
 use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
@@ -82,6 +79,11 @@ impl Schedule {
         keys as f64 / (self.batch * most) as f64
     }
 
+    /// Ranks that share the optimiser's states, of which each updates its part.
+    pub fn updates(&self) -> f64 {
+        if self.zero > 0 { (self.ranks.dp * self.ranks.ep) as f64 } else { 1.0 }
+    }
+
     /// Number of ranks.
     pub fn devices(&self) -> usize {
         self.ranks.pp * self.ranks.dp * self.ranks.ep * self.ranks.tp
@@ -128,74 +130,6 @@ impl Schedule {
             ));
         }
         self.ranks.mesh(config)
-    }
-}
-
-/// The kernels of a backend, planned for another machine's numbers.
-#[derive(Debug)]
-pub struct Elsewhere<'a> {
-    kernels: &'a dyn Backend,
-    target: Target,
-}
-
-impl<'a> Elsewhere<'a> {
-    /// These kernels on this hardware.
-    pub fn new(kernels: &'a dyn Backend, hardware: &Hardware) -> Elsewhere<'a> {
-        Elsewhere { kernels, target: hardware.target(kernels.target()) }
-    }
-}
-
-impl Backend for Elsewhere<'_> {
-    fn target(&self) -> &Target {
-        &self.target
-    }
-
-    fn native(&self, op: &Op) -> bool {
-        self.kernels.native(op)
-    }
-
-    fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
-        self.kernels.root(g, id)
-    }
-
-    fn reads_codes(&self) -> bool {
-        self.kernels.reads_codes()
-    }
-
-    fn multiplies_codes(&self) -> bool {
-        self.kernels.multiplies_codes()
-    }
-
-    fn loops(&self, op: &Op) -> bool {
-        self.kernels.loops(op)
-    }
-
-    fn accumulates(&self, g: &Graph, id: NodeId) -> bool {
-        self.kernels.accumulates(g, id)
-    }
-
-    fn layouts(&self, g: &Graph, id: NodeId) -> Vec<(NodeId, Layout)> {
-        self.kernels.layouts(g, id)
-    }
-
-    fn matched(&self, piece: &Piece) -> Result<Matched, IrError> {
-        self.kernels.matched(piece)
-    }
-
-    fn emit(&self, region: &Region) -> Result<Option<Kernel>, String> {
-        self.kernels.emit(region)
-    }
-
-    fn unit(&self, kernels: &[&Kernel]) -> String {
-        self.kernels.unit(kernels)
-    }
-
-    fn extension(&self) -> &'static str {
-        self.kernels.extension()
-    }
-
-    fn alignment(&self) -> u64 {
-        self.kernels.alignment()
     }
 }
 
@@ -264,7 +198,7 @@ pub fn stage(
             let pages = table.saturating_mul(batch as usize);
             let windows = windows(config, table, batch as usize);
             let cache = Cache { page: Cache::PAGE, pages, table, windows };
-            Program { span: s.seq, ..Program::paged(batch, batch, cache) }
+            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) }
         }
         _ => {
             let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
@@ -315,6 +249,7 @@ pub fn forward(
     let options = Options {
         storage,
         saturate: Saturate { fidelity, ..Saturate::default() },
+        narrow: stored(config, backend),
         shards: MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false },
         ..Options::default()
     };

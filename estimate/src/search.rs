@@ -8,7 +8,7 @@ mod layers;
 use crate::Refused;
 use crate::estimate::{Estimate, estimate, gathering, step};
 use crate::hardware::Hardware;
-use crate::schedule::{Elsewhere, Memory, Purpose, Schedule};
+use crate::schedule::{Memory, Purpose, Schedule};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::Backend;
 use astrai_runtime::Recompute;
@@ -138,12 +138,9 @@ impl Search {
     ///
     /// # Errors
     /// No schedule fits; the line names the commonest reason.
-    pub fn run(
-        &self,
-        config: &ModelConfig,
-        hardware: &Hardware,
-        kernels: &dyn Backend,
-    ) -> Result<Found, Refused> {
+    pub fn run(&self, config: &ModelConfig, hardware: &Hardware) -> Result<Found, Refused> {
+        let planner = hardware.planner();
+        let backend = planner.backend();
         let near = hardware.links.first().map_or(1, |l| l.devices as usize);
         let mut rejected: Vec<(Schedule, String)> = Vec::new();
         let mut groups: BTreeMap<(usize, usize, u8), Vec<Schedule>> = BTreeMap::new();
@@ -171,7 +168,7 @@ impl Search {
                 groups.entry((s.ranks.tp, s.ranks.ep, s.recompute as u8)).or_default().push(s);
             }
         }
-        let (candidates, others) = self.look(config, hardware, kernels, groups)?;
+        let (candidates, others) = self.look(config, hardware, backend, groups)?;
         rejected.extend(others);
         let mut whole: Vec<Estimate> = Vec::new();
         let mut candidates = candidates;
@@ -183,7 +180,7 @@ impl Search {
                 if whole.iter().any(|e| e.schedule == c.schedule) {
                     continue;
                 }
-                match estimate(config, &c.schedule, hardware, kernels) {
+                match estimate(config, &c.schedule, hardware, backend) {
                     Ok(e) if e.summary.left >= 0 => whole.push(e),
                     Ok(e) => refused
                         .push((c.schedule, format!("planned whole it lacks {} bytes", -e.summary.left))),
@@ -234,7 +231,7 @@ impl Search {
         &self,
         config: &ModelConfig,
         hardware: &Hardware,
-        kernels: &dyn Backend,
+        backend: &dyn Backend,
         groups: BTreeMap<(usize, usize, u8), Vec<Schedule>>,
     ) -> Result<Looked, Refused> {
         let todo = Mutex::new(groups.into_values().collect::<Vec<_>>());
@@ -243,7 +240,7 @@ impl Search {
             loop {
                 let next = todo.lock().map_or(None, |mut list| list.pop());
                 let Some(group) = next else { return };
-                let (good, bad) = self.group(config, hardware, kernels, group);
+                let (good, bad) = self.group(config, hardware, backend, group);
                 if let Ok(mut all) = found.lock() {
                     all.0.extend(good);
                     all.1.extend(bad);
@@ -263,13 +260,12 @@ impl Search {
         &self,
         config: &ModelConfig,
         hardware: &Hardware,
-        kernels: &dyn Backend,
+        backend: &dyn Backend,
         mut group: Vec<Schedule>,
     ) -> (Vec<Candidate>, Vec<(Schedule, String)>) {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         let most = group.iter().filter_map(|s| s.rank_batch().ok()).max().unwrap_or(1);
-        let backend = Elsewhere::new(kernels, hardware);
-        let layers = match Layers::plan(config, &group[0], most, &backend) {
+        let layers = match Layers::plan(config, &group[0], most, backend) {
             Ok(layers) => layers,
             Err(line) => return (good, group.into_iter().map(|s| (s, line.clone())).collect()),
         };

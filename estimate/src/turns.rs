@@ -115,7 +115,7 @@ fn answer(engine: &Engine, at_once: u64, vocab: u64) -> Result<(), Refused> {
         loop {
             match stream.blocking_recv().ok_or("the engine ended without an answer")?.end {
                 None => {}
-                Some(End::Failed(why)) => return Err(why),
+                Some(End::Refused(why) | End::Failed(why)) => return Err(why),
                 Some(_) => break,
             }
         }

@@ -226,7 +226,9 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         types.iter().zip(warm).filter(|(_, w)| **w).map(of).fold(Dim::from(0), |a, b| &a + &b)
     };
     let warm = &bytes(&reading, reads) + &bytes(&writing, writes);
-    let (sizes, sides, groups) = sizes(region, &reading, &writing);
+    let (sizes, groups) = sizes(region, &reading, &writing);
+    let dtype = |i: usize| reading.get(i).or(writing.first()).map_or(DType::F32, |t| t.dtype);
+    let sides = region.form().sides().unwrap_or_else(|| [dtype(0), dtype(1)]);
     let out = writing.first().map_or(DType::F32, |t| t.dtype);
     Work {
         origin: String::new(),
@@ -261,44 +263,38 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
     }
 }
 
-/// Rows, columns, length of sums, how many; types of both sides; matrices of which rows choose.
-fn sizes(region: &Region, reads: &[Type], writes: &[Type]) -> ([Dim; 4], [DType; 2], u64) {
+/// Rows, columns, length of sums, how many; matrices of which rows choose.
+fn sizes(region: &Region, reads: &[Type], writes: &[Type]) -> ([Dim; 4], u64) {
     let one = || Dim::from(1);
     let of = |n: usize| Dim::from(n);
     match region.form() {
         Form::Dot(d) => {
-            let left = d.left.as_ref().map_or(d.right.dtype, |s| s.dtype);
             let batch = d.batch.as_ref().map_or(one(), |DotBatch { count, .. }| count.clone());
-            ([d.m.clone(), d.n.clone(), d.k.clone(), batch], [left, d.right.dtype], 0)
+            ([d.m.clone(), d.n.clone(), d.k.clone(), batch], 0)
         }
-        Form::Grouped(g) => {
-            ([g.rows.clone(), of(g.n), of(g.k), of(g.groups)], [g.right.dtype; 2], g.groups as u64)
-        }
+        Form::Grouped(g) => ([g.rows.clone(), of(g.n), of(g.k), of(g.groups)], g.groups as u64),
         Form::Outer(o) => {
             let rows = reads.iter().find_map(|t| t.shape.first().filter(|d| d.literal().is_none()).cloned());
             let [m, n] = o.size.map(of);
-            ([m, n, rows.unwrap_or_else(one), of(o.groups)], [o.sides[0].dtype, o.sides[1].dtype], 0)
+            ([m, n, rows.unwrap_or_else(one), of(o.groups)], 0)
         }
         Form::Attention(a) => {
             let [heads, _, d, _] = a.sizes;
-            let types = [a.qkv[0].dtype, a.qkv[1].dtype];
-            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], types, 0)
+            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], 0)
         }
         Form::AttentionGrad(a) => {
             let [heads, _, d, _] = a.sizes;
-            let types = [a.heads[0].dtype, a.heads[1].dtype];
-            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], types, 0)
+            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], 0)
         }
         Form::Loss(l) => {
             let [vocabulary, width] = l.size.map(of);
-            ([l.tokens.0.clone(), vocabulary, width, one()], [l.hidden.1, l.weight.1], 0)
+            ([l.tokens.0.clone(), vocabulary, width, one()], 0)
         }
         _ => {
             let shape = writes.first().map(|t| t.shape.clone()).unwrap_or_default();
             let last = shape.last().cloned().unwrap_or_else(one);
             let rows = shape.split_last().map_or_else(one, |(_, rest)| Dim::product(rest));
-            let dtype = |i: usize| reads.get(i).or(writes.first()).map_or(DType::F32, |t| t.dtype);
-            ([rows, last, one(), one()], [dtype(0), dtype(1)], 0)
+            ([rows, last, one(), one()], 0)
         }
     }
 }

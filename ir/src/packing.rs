@@ -1,7 +1,8 @@
 //! How a published checkpoint stores the matrices of its quantised linear layers. In: what its configuration states, checked. Out: what
 //! readers need to know beside the tensors themselves. Matrices are `[n, k]`: outputs by inputs.
 
-use crate::narrow::Code;
+use crate::DType;
+use crate::narrow::{Code, Narrow};
 
 /// A way of storing matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,5 +96,13 @@ impl Packing {
             | Packing::Gptq(Gptq { share, .. })
             | Packing::Awq(Awq { share }) => share.group(),
         }
+    }
+
+    /// How kernels read such matrices, as far as the configuration tells: the type of scales stands in the file, as does whether GPTQ has
+    /// offsets. The head is seldom packed.
+    pub fn narrow(self) -> Narrow {
+        let offsets = matches!(self, Packing::Awq(_) | Packing::Compressed(Compressed { zeros: true, .. }));
+        let (code, group) = (self.code(), self.group());
+        Narrow { code, group, scales: DType::F32, offsets, head: None, activations: None }
     }
 }

@@ -7,6 +7,7 @@ mod guards;
 pub use guards::{Guard, IntegerList, PageGuard};
 
 use crate::graph::{Graph, NodeId};
+use crate::kernel::{Kernel, Products};
 use crate::ops::{Attention, LinearCrossEntropy, Reduce, Route};
 use crate::{Code, DType, Dim, Type};
 use std::fmt;
@@ -336,6 +337,25 @@ pub enum Form {
 }
 
 impl Form {
+    /// Types of both sides of the products; none of what has no products. What codes are multiplied by is of their type where it is rounded
+    /// to integers; what is computed on the way to a product is of the other side's, beside codes of bf16, which these are numbers of.
+    pub fn sides(&self) -> Option<[DType; 2]> {
+        let of = |left: Option<&Side>, codes: &Option<DotCodes>, right: DType| match codes {
+            Some(DotCodes { rounded: None, .. }) => [left.map_or(DType::BF16, |s| s.dtype), right],
+            Some(_) => [right; 2],
+            None => [left.map_or(right, |s| s.dtype), right],
+        };
+        match self {
+            Form::Dot(d) => Some(of(d.left.as_ref(), &d.codes, d.right.dtype)),
+            Form::Grouped(g) => Some(of(None, &g.codes, g.right.dtype)),
+            Form::Outer(o) => Some(o.sides.each_ref().map(|s| s.dtype)),
+            Form::Attention(a) => Some([a.qkv[0].dtype, a.qkv[1].dtype]),
+            Form::AttentionGrad(a) => Some([a.heads[0].dtype, a.heads[1].dtype]),
+            Form::Loss(l) => Some([l.hidden.1, l.weight.1]),
+            _ => None,
+        }
+    }
+
     /// Name of the archetype in dumps and profiles.
     pub fn name(&self) -> &'static str {
         match self {
@@ -446,6 +466,13 @@ impl Region {
     /// The computation.
     pub fn graph(&self) -> &Graph {
         &self.piece.graph
+    }
+
+    /// Type of the numbers that its kernel multiplies: bf16 where no side is wider, unless vectors do.
+    pub fn product(&self, kernel: Option<&Kernel>) -> DType {
+        let narrow = self.form().sides().is_some_and(|sides| sides.iter().all(|d| d.bytes() <= 2));
+        let vectors = kernel.is_some_and(|k| k.products == Products::Vectors);
+        if narrow && !vectors { DType::BF16 } else { DType::F32 }
     }
 
     /// Bytes read and written in a run.

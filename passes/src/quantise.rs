@@ -54,6 +54,16 @@ fn with_codes(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
         }
         of_call.insert(id, at);
     }
+    // Whoever asks for groups that no layer has would else be given the model as it is.
+    if let (Storage::Alike(narrow), true) = (storage, kinds.iter().all(|(_, chosen)| chosen.is_empty()))
+        && !kinds.is_empty()
+    {
+        let rows = match narrow.group {
+            0 => "whose length 32 divides".to_string(),
+            n => format!("that groups of {n} divide"),
+        };
+        return Err(graph.error(format!("no linear layer of this model has rows {rows}")));
+    }
     let (mut blocks, mut seen) = (Vec::with_capacity(kinds.len()), BTreeSet::new());
     for (of, chosen) in &kinds {
         let block = graph.block(*of);

@@ -188,7 +188,7 @@ impl Answer {
         chunk.end = end.map(|end| match end {
             End::Finished(usage) => End::Finished(count(usage)),
             End::Cancelled(usage) => End::Cancelled(count(usage)),
-            End::Failed(why) => End::Failed(why),
+            refused_or_failed => refused_or_failed,
         });
         (!chunk.deltas.is_empty() || self.over).then_some(chunk)
     }

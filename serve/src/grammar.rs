@@ -8,6 +8,7 @@
 mod bounds;
 mod gbnf;
 mod guide;
+mod numbers;
 mod regex;
 mod schema;
 #[cfg(test)]
@@ -306,7 +307,13 @@ impl Compiler {
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
-        let plain = |e: String| crate::files::line(&e);
+        let plain = |e: String| {
+            match &e {
+            e if e.contains("NoExtensionBias") => "matches no text".into(),
+            e if e.contains("coerce_one_of") => "oneOf: several of its schemas may fit the same value; tell them apart by a constant, or use anyOf".into(),
+            e => crate::files::line(e),
+        }
+        };
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(wrong) = matcher.get_error() {
             return Err(plain(wrong));

@@ -42,7 +42,6 @@ mod write_timeout;
 
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,11 +52,13 @@ use crate::request::Sampling;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
+use axum::Router;
 use connections::Times;
 use traces::Exporter;
 
 pub use adapters::{AdapterSettings, Loaded};
 pub use connections::Listener;
+pub use keys::Keys;
 pub use rates::Rates;
 pub use tls::Tls;
 pub use traces::Collector;
@@ -105,9 +106,7 @@ impl FromStr for Calls {
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
     /// One of these must come with each request but `/`, `/health` and `/ready`; none asks for none.
-    pub api_keys: Vec<String>,
-    /// A file with more keys, one a line; read again when it changes.
-    pub key_file: Option<PathBuf>,
+    pub keys: Arc<Keys>,
     /// What each key may use in a minute.
     pub rates: Rates,
     /// Whether a line of JSON on standard error tells of each request.
@@ -145,8 +144,7 @@ pub struct HttpSettings {
 impl Default for HttpSettings {
     fn default() -> HttpSettings {
         HttpSettings {
-            api_keys: Vec::new(),
-            key_file: None,
+            keys: Arc::default(),
             rates: Rates::default(),
             log: false,
             body_limit: 4 << 20,
@@ -176,29 +174,40 @@ pub enum Ending {
     HandOver,
 }
 
-/// Serves until `stop` is ready. From then on the server takes no more requests and says so, or leaves them to another process,
-/// and finishes those it has; what is not finished after the shutdown timeout ends with an error of its own. Returns when all have
-/// been told.
-///
-/// # Errors
-/// The settings name nothing, or what no header can hold.
-pub async fn serve(
-    listener: impl Into<Listener>,
-    served: Served,
-    stop: impl Future<Output = Ending>,
-) -> io::Result<()> {
-    let (app, engine) = App::new(served)?;
-    let (patience, times) = (app.settings.shutdown_timeout, Times::of(&app.settings));
-    let tls = app.settings.tls.as_ref().map(Tls::acceptor);
-    let app = Arc::new(app);
-    let ended = app.clone();
-    let service = middleware::layered(api::routes(app.clone()), &app)?;
-    let drain = async move |patience| {
-        app.drain();
-        // The engine's thread is waited for, and it tells every request the end.
-        let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
-    };
-    connections::accept(listener.into(), service, tls, times, stop, patience, drain).await;
-    let _ = tokio::task::spawn_blocking(move || ended.traces.as_ref().map(Exporter::flush)).await;
-    Ok(())
+/// A server that has all it needs but connections: what is wrong with its settings is known.
+#[derive(Debug)]
+pub struct HttpServer {
+    app: Arc<App>,
+    engine: Engine,
+    routes: Router,
+}
+
+impl HttpServer {
+    /// Reads what the settings name.
+    ///
+    /// # Errors
+    /// They name nothing, or what no header can hold.
+    pub fn new(served: Served) -> io::Result<HttpServer> {
+        let (app, engine) = App::new(served)?;
+        let app = Arc::new(app);
+        let routes = middleware::layered(api::routes(app.clone()), &app)?;
+        Ok(HttpServer { app, engine, routes })
+    }
+
+    /// Serves until `stop` is ready. From then on the server takes no more requests and says so, or leaves them to another process,
+    /// and finishes those it has; what is not finished after the shutdown timeout ends with an error of its own. Returns when all have
+    /// been told.
+    pub async fn serve(self, listener: impl Into<Listener>, stop: impl Future<Output = Ending>) {
+        let HttpServer { app, engine, routes } = self;
+        let (patience, times) = (app.settings.shutdown_timeout, Times::of(&app.settings));
+        let tls = app.settings.tls.as_ref().map(Tls::acceptor);
+        let ended = app.clone();
+        let drain = async move |patience| {
+            app.drain();
+            // The engine's thread is waited for, and it tells every request the end.
+            let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
+        };
+        connections::accept(listener.into(), routes, tls, times, stop, patience, drain).await;
+        let _ = tokio::task::spawn_blocking(move || ended.traces.as_ref().map(Exporter::flush)).await;
+    }
 }

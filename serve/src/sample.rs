@@ -270,6 +270,9 @@ impl Sampler {
         let token = chosen.ok_or(SampleError::Model(position))? as u32;
         let x = self.raw.iter().find(|(id, _)| *id == token).map_or(logits[token as usize], |(_, x)| *x);
         let complete = history.record(token)?;
+        if complete && history.generated < rules.sampling.min_tokens {
+            return Err(SampleError::Request(position + 1));
+        }
         let logprobs = shown.map(|(log, top)| Logprobs { chosen: (f64::from(x) - log) as f32, top });
         Ok(Sampled { token, logprobs, complete })
     }

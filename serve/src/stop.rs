@@ -31,6 +31,8 @@ pub struct StopStrings {
     /// After Aho and Corasick, "Efficient string matching" (1975): a node is a beginning of some stop string.
     nodes: Arc<[Node]>,
     include: bool,
+    /// Tokens of an answer whose text is not looked at.
+    after: usize,
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +83,12 @@ impl StopStrings {
             nodes[at].hit.get_or_insert((i as u32, stop.len() as u32));
         }
         link(&mut nodes);
-        Ok(StopStrings { nodes: nodes.into(), include })
+        Ok(StopStrings { nodes: nodes.into(), include, after: 0 })
+    }
+
+    /// The same, to be found in the text that comes after so many tokens of an answer.
+    pub fn after(self, tokens: usize) -> StopStrings {
+        StopStrings { after: tokens, ..self }
     }
 
     /// A matcher at the beginning of a text.

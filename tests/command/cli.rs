@@ -369,6 +369,11 @@ fn what_is_wrong_is_one_line() {
     assert!(run(&model, "long.safetensors").contains("at most 128 positions"));
     assert!(run(&model, "flat.safetensors").contains("[batch, seq]"));
     assert!(run(&model, "none.safetensors").contains("none.safetensors"));
+    let ids = at("good.safetensors");
+    let of =
+        |model: &Path, out: &str| refused(&["run", text(model), "--inputs", text(&ids), "--outputs", out]);
+    assert!(of(&model, text(dir.path())).contains("is no regular file"));
+    assert!(of(&model.join("config.json"), text(&at("out"))).contains("give the model's folder"));
 
     let broken = at("broken");
     fs::create_dir(&broken).unwrap();

@@ -331,7 +331,7 @@ fn an_estimate_is_checked_on_the_device() {
     let Some(driver) = emulated() else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("here.json");
-    good(on(driver).args(["estimate", "--device", "cuda", "--measure"]).arg(&file));
+    good(on(driver).args(["devices", "--device", "cuda", "--measure"]).arg(&file));
     let told: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert!(told["kind"] == "gpu" && told["name"].as_str().unwrap().contains("sm_82"), "{told}");
     // An older driver does not tell the time between events: launches are waited for one by one.

@@ -119,6 +119,10 @@ fn windows_and_records_are_shown_as_training_sees_them() {
     let groups =
         objects(astrai(&["data", "show", "--from", "2", "--limit", "1", "--json"]).arg(golden.join("grpo")));
     assert_eq!(groups[0]["responses"], expected["sets"]["grpo"]["record"]["2"]["responses"]);
+    let out = astrai(&["data", "show", "--from", "2000"]).arg(golden.join("grpo")).output().unwrap();
+    assert!(
+        !out.status.success() && String::from_utf8_lossy(&out.stderr).contains("the first of which is 0")
+    );
     let info = objects(astrai(&["data", "info", "--json"]).arg(golden.join("sft")));
     assert_eq!((&info[0]["layout"], &info[0]["strategy"]), (&json!("hdf5"), &json!("sft")));
     assert_eq!(info[0]["keys"].as_array().unwrap().len(), 3);
@@ -291,7 +295,6 @@ fn records_that_are_wrong_are_named_by_file_and_line() {
         fs::write(&file, format!("{good_lines}\n{line}\n")).unwrap();
         let (said, _) = fails(&mut preprocess(&sources, &out));
         assert!(said.contains("1.jsonl: line 4") && parts.iter().all(|p| said.contains(p)), "{said}");
-        fs::remove_dir_all(&out).unwrap();
     };
     says("{\"messages\": [", &["is no JSON object"]);
     says(r#"{"messages": "hi"}"#, &["messages", "must be a list"]);
@@ -301,6 +304,7 @@ fn records_that_are_wrong_are_named_by_file_and_line() {
     says(&outside.to_string().replace("\"../x\"", "3"), &["`domain` is no text"]);
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(400)}, {"role": "assistant", "content": "y"}]});
     says(&long.to_string(), &["none of its 64 tokens", "max_seq_len 64"]);
+    // A record that is mended is prepared into the same folder, where nothing whole is yet.
     fs::write(&file, good_lines).unwrap();
     good(&mut preprocess(&sources, &out));
     let text = fs::read_to_string(&sources[2]).unwrap();

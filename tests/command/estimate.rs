@@ -33,6 +33,50 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Hardware of which programs of the processor are predicted.
+fn two_cores(folder: &Path) -> PathBuf {
+    let file = folder.join("cores.json");
+    let text = "{name: 'two cores', kind: 'cpu', units: 2, memory: {size: '24 GB', bandwidth: '33 GB/s'},
+        compute: {fp32: '0.2 TFLOP/s', bf16: '0.2 TFLOP/s'}}";
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+#[test]
+fn other_commands_predict_by_hardware_too() {
+    let (model, dir) = (root("tests/golden/llama/config.json"), tempfile::tempdir().unwrap());
+    let cores = two_cores(dir.path());
+    let slow = dir.path().join("slow.json");
+    let text_of = std::fs::read_to_string(&cores).unwrap();
+    std::fs::write(&slow, text_of.replace("33 GB", "33 MB").replace("0.2 TFLOP", "0.2 GFLOP")).unwrap();
+    let compile = |file: &Path| {
+        let args = ["compile", text(&model), "--explain", "cost", "--json", "--hardware", text(file)];
+        let costs = object(&args)["costs"].as_array().unwrap().clone();
+        costs.iter().map(|c| c["predicted_seconds"].as_f64().unwrap()).sum::<f64>()
+    };
+    let out = dir.path().join("plan");
+    let sizes = ["--vocab", "320", "--batch", "4", "--seq", "64", "--out", text(&out)];
+    let run = [&["train", "--config", text(&model), "--data", "docs"][..], &sizes].concat();
+    let train = |file: &Path| {
+        let plan = object(&[&run[..], &["--dry-run", "--json", "--hardware", text(file)]].concat());
+        let [least, predicted] =
+            ["least_seconds", "predicted_seconds"].map(|key| plan[key].as_f64().unwrap());
+        assert!(predicted > least, "{plan}");
+        predicted
+    };
+    // A thousandth of the speed, beside launches.
+    assert!(compile(&slow) > 100.0 * compile(&cores) && train(&slow) > 100.0 * train(&cores));
+    for (args, words) in [
+        (&["compile", text(&model), "--hardware", "h100-sxm"][..], "is no processor"),
+        (&["compile", text(&model), "--device", "cuda", "--hardware", text(&cores)], "is a processor"),
+        (&[&run[..], &["--hardware", text(&cores)]].concat(), "--hardware goes with --dry-run"),
+        (&["devices", "--device", "null", "--measure", text(&slow)], "runs nothing"),
+        (&["devices", "--measure", "none/here.json"], "the folder does not exist"),
+    ] {
+        assert!(refused(args).contains(words), "{args:?}");
+    }
+}
+
 #[test]
 fn an_estimate_adds_up() {
     let model = root("bench/shapes/qwen3-0.6b.json");
@@ -88,11 +132,50 @@ fn an_estimate_adds_up() {
     }
 }
 
+/// Codes as `quantization_config` says, or as a flag says instead; in training there are none. A GPU's weights lie in memory once.
+#[test]
+fn weights_are_planned_as_they_are_stored() {
+    let (model, dir) = (root("tests/golden/llama/config.json"), tempfile::tempdir().unwrap());
+    let packed = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_str(&std::fs::read_to_string(&model).unwrap()).unwrap();
+    config["quantization_config"] = serde_json::json!({"quant_method": "fp8", "weight_block_size": [32, 32]});
+    std::fs::write(&packed, config.to_string()).unwrap();
+    let bytes = |model: &Path, flags: &[&str]| {
+        let args = [&["estimate", text(model), "--seq", "64", "--json"][..], flags].concat();
+        object(&args)["summary"]["memory"]["weights"].as_u64().unwrap()
+    };
+    let parameters = object(&["compile", text(&model), "--json"])["parameters"].as_u64().unwrap();
+    assert_eq!(bytes(&model, &[]), 2 * parameters);
+    // A byte each, and four for each 32 of them, but for the embedding, the norms, and rows of 112, which 32 does not divide.
+    let plain = 320 * 64 + 5 * 64 + 2 * 64 * 112;
+    assert_eq!(bytes(&packed, &[]), 2 * plain + (parameters - plain) * 9 / 8);
+    assert_eq!(bytes(&packed, &["--quantize", "int4"]), bytes(&model, &["--quantize", "int4"]));
+    assert_eq!(bytes(&packed, &["--for", "train"]), 2 * parameters);
+    // Codes are multiplied as bf16: where products are all that takes time, they take as long.
+    let shape = root("bench/shapes/qwen3-0.6b.json");
+    let seconds = |flags: &[&str]| {
+        let args =
+            [&["estimate", text(&shape), "--batch", "16", "--seq", "2048", "--json"][..], flags].concat();
+        object(&args)["summary"]["ttft_seconds"].as_f64().unwrap()
+    };
+    let of = seconds(&["--quantize", "int8"]) / seconds(&[]);
+    assert!((0.9..1.01).contains(&of), "{of}");
+    // Blocks that no row has: the weights are widened when they are loaded.
+    let wide = config.to_string().replace("[32,32]", "[128,128]");
+    let wider = dir.path().join("wide.json");
+    std::fs::write(&wider, wide).unwrap();
+    assert_eq!(bytes(&wider, &[]), 2 * parameters);
+    let compiled = object(&["compile", text(&packed), "--json"]);
+    assert_eq!(compiled["weights"], "fp8:group=32:head=none");
+}
+
 #[test]
 fn a_load_that_is_served_is_replayed_beside_it() {
     let model = root("tests/golden/qwen3/config.json");
     let load = ["bench", "serve", "--shape", text(&model), "--batch", "2", "--seq", "16", "--new", "4"];
-    let asked = ["--requests", "4", "--repeat", "1", "--hardware", "h100-sxm"];
+    let dir = tempfile::tempdir().unwrap();
+    let file = two_cores(dir.path());
+    let asked = ["--requests", "4", "--repeat", "1", "--hardware", text(&file)];
     let line = object(&[&load[..], &asked].concat());
     let [seconds, error, first] =
         ["predicted_seconds", "error", "predicted_first_token_ms"].map(|key| line[key].as_f64().unwrap());
@@ -147,10 +230,7 @@ fn a_server_is_replayed() {
             && found["series"].as_array().unwrap().len() + 1 == rows.lines().count()
     );
     // A step has as many tokens as fill the device.
-    let cores = dir.path().join("cores.json");
-    let two = "{\"name\": \"cpu avx2\", \"kind\": \"cpu\", \"units\": 2, \"memory\": {\"size\": \"24 GB\", \"bandwidth\": \"33 GB/s\"},
-        \"compute\": {\"fp32\": \"0.2 TFLOP/s\", \"bf16\": \"0.2 TFLOP/s\"}}";
-    std::fs::write(&cores, two).unwrap();
+    let cores = two_cores(dir.path());
     let few = replay(&["--hardware", text(&cores)]);
     let tokens = [&found, &few].map(|of| of["server"]["max_batch_tokens"].as_u64());
     assert_eq!(tokens, [Some(512), Some(128)], "{}", few["server"]);
@@ -172,7 +252,8 @@ fn a_server_is_replayed() {
 fn whatever_is_wrong_is_said_in_one_line() {
     let model = root("bench/shapes/qwen3-0.6b.json");
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("x.json5");
+    let (file, nothing) = (dir.path().join("x.json5"), dir.path().join("nothing.jsonl"));
+    std::fs::write(&nothing, "").unwrap();
     std::fs::write(
         &file,
         "{name: 'x', memory: {size: '80 GB', bandwidth: 3350}, compute: {bf16: '900 TFLOP/s'}}",
@@ -189,16 +270,21 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--context-dist", "uniform:1..9"], "give --for decode"),
         (vec!["--for", "decode", "--context-dist", "uniform:9..1"], "--context-dist uniform:9..1: write"),
         (vec!["--for", "decode", "--context-dist", "none.txt"], "none.txt"),
+        (vec!["--repeat", "3"], "--repeat goes with --check"),
+        (vec!["--hardware", text(&file), "--csv", text(&file)], "is read, or part of what is"),
+        (vec!["--csv", "same", "--xlsx", "same"], "--xlsx: same is --csv's"),
         (vec!["--hardware", "h1000"], "there is no such preset"),
         (vec!["--hardware", text(&file)], "memory.bandwidth: 3350 has no unit"),
         (vec!["--hardware", "none.json5"], "none.json5"),
         (vec!["--seq", "2000000000"], "positions"),
         (vec!["--seed", "1"], "go with --replay"),
         (vec!["--replay", "--request-rate", "0"], "--request-rate 0"),
+        (vec!["--replay", "--ep", "2"], "leave --pp, --dp and --ep out"),
         (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
         (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),
         (vec!["--replay", "--max-seqs", "64", "--max-batch-tokens", "8"], "--max-batch-tokens 8"),
         (vec!["--replay", "--trace", "none.jsonl"], "none.jsonl"),
+        (vec!["--replay", "--trace", text(&nothing)], "has no requests"),
         (vec!["--replay", "--trace", "none.jsonl", "--seed", "1"], "leave --request-rate"),
         (vec!["--legacy", "llmsim", "--for", "train"], "prefill and decode"),
         (vec!["--legacy", "llmsim", "--tp", "7"], "num_attention_heads"),

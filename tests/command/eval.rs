@@ -178,7 +178,7 @@ fn what_is_wrong_is_told_before_the_model_is_read() {
     assert!(fails(&mut absent).0.contains("bad.jsonl: line 2: asks nothing"));
     assert!(fails(&mut eval(&[&text, &text])).0.contains("of the same name as another"));
     let before = std::fs::read(&text).unwrap();
-    assert!(fails(eval(&[&text]).arg("--samples").arg(&text)).0.contains("is a task; name another file"));
+    assert!(fails(eval(&[&text]).arg("--samples").arg(&text)).0.contains("name another file"));
     assert!(std::fs::read(&text).unwrap() == before);
     let long = put(
         dir.path(),

@@ -240,6 +240,8 @@ fn what_cannot_be_is_said() {
             "activations are no part of a file",
         ),
         (&["compile", "--for", "train", "--quantize", "int8"], "leave --quantize out"),
+        (&["estimate", "--for", "train", "--quantize", "int8"], "leave --quantize out"),
+        (&["compile", "--quantize", "int4:group=128"], "has rows that groups of 128 divide"),
         (&["compile", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
         (&["estimate", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
         (&["generate", "--kv-cache-dtype", "int4", "--prompt", "x"], "possible values: auto, int8, fp8"),
@@ -248,6 +250,13 @@ fn what_cannot_be_is_said() {
         let out = program().arg(args[0]).arg(&model).args(&args[1..]).output().unwrap();
         assert!(!out.status.success() && stderr(&out).contains(says), "{args:?}: {}", stderr(&out));
     }
+    // Nothing reads this family in the form that would be written.
+    let scratch = tempfile::tempdir().unwrap();
+    let oss = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf_families/gpt-oss.gguf");
+    let to = scratch.path().join("oss");
+    let out = program().arg("quantize").arg(oss).args(["--to", "int8", "--out"]).arg(&to).output().unwrap();
+    assert!(!out.status.success() && stderr(&out).contains("could not be read again"), "{}", stderr(&out));
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
 }
 
 /// A model is no way from itself; one that is rounded is a little.

@@ -3,6 +3,7 @@
 use crate::driver::checks_everything;
 use crate::quick;
 use astrai_engine::machine::{Kind, Machine};
+use astrai_ir::Target;
 use astrai_runtime::device::KernelCache;
 use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa, host_levels, modelled_levels};
 use std::sync::OnceLock;
@@ -72,7 +73,7 @@ pub fn level(isa: Isa, threads: usize) -> Machine {
 }
 
 fn optimised(isa: Isa, threads: usize) -> Machine {
-    Machine::with(Kind::Cpu, threads, isa).unwrap()
+    Machine::with(Kind::Cpu, threads, isa, &Target::clone).unwrap()
 }
 
 fn little_optimised(isa: Isa, threads: usize) -> Machine {

@@ -5,7 +5,7 @@ use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry
 use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::DType;
 use astrai_runtime::{Dump, Options, compile};
-use astrai_train::engine::Plan;
+use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::{Settings, Storage};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -134,6 +134,14 @@ fn training_of_published_shapes_is_planned() {
         assert_eq!(weights, 2 * parameters, "{name}");
         // A gradient, two moments and a master weight, four bytes each.
         assert_eq!(states, 16 * parameters, "{name}");
+        // What a micro-batch adds to a layer's gradients waits for no other layer; the embedding's waits for both of its readers.
+        let short = Settings { batch: 1, seq: 128, ..settings }.recipe();
+        let [once, summed] = [false, true].map(|accumulate| {
+            let recipe = Recipe { accumulate, ..short.clone() };
+            Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap().grad.arena_bytes().unwrap()
+        });
+        let most = once + 4 * parameters / 10 + 8 * (config.vocab_size * config.hidden_size) as u64;
+        assert!(summed < most, "{name}: {summed} bytes of values, {once} without sums");
         let kernels = plan.grad.kernels.len() + plan.update.kernels.len();
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches() as u64);
         println!("{name}: {kernels} kernels, launches {launches:?}, arenas {:.3} GB", arenas as f64 / 1e9);

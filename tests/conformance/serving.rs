@@ -179,7 +179,7 @@ fn client(
         }
         let usage = match end {
             End::Finished(usage) | End::Cancelled(usage) => usage,
-            End::Failed(why) => panic!("{request:?}: {why}"),
+            End::Refused(why) | End::Failed(why) => panic!("{request:?}: {why}"),
         };
         assert_eq!(usage.output, answer.iter().map(|c| c.0.len()).sum::<usize>());
         if answer == *alone {
@@ -290,16 +290,20 @@ fn speculation_changes_no_answer_and_leaves_nothing() {
         })
         .collect();
     drop(plain);
+    let mut rejected = 0;
     for (proposed, sequences, prefix_cache) in [(4, 3, true), (7, 1, false)] {
         let settings = Settings { proposed, sequences: Some(sequences), prefix_cache, ..Settings::default() };
         let engine = start(&machine, 24, 8, settings);
         let stats = under_clients(engine, sequences, &known, 2 * KINDS as u64);
         let counters = stats.scheduler;
         println!("{} of {} proposed; {} tokens", counters.accepted, counters.proposed, stats.output_tokens);
-        assert!(counters.accepted > 0 && counters.accepted < counters.proposed, "{counters:?}");
+        assert!(counters.accepted > 0, "{counters:?}");
+        rejected += counters.proposed - counters.accepted;
         assert_eq!((stats.failed, stats.running, stats.waiting), (0, 0, 0));
         assert_eq!(stats.pages_free + stats.pages_cached, 24, "pages are owned");
     }
+    // Clients that run beside one another may by chance have all they are proposed accepted; the one alone has not.
+    assert!(rejected > 0, "no proposal was rejected");
 }
 
 /// Choices that share a prompt say what each says alone, whatever lies in the pages: keys and values, or latents under two programs.

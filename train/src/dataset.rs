@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use crate::strategies::Batch;
 use crate::trainer::Callbacks;
 use astrai_files::{System, read_text, replace};
-use astrai_serve::tokenizer::Tokenizer;
+use astrai_serve::tokenizer::{SpecialTokens, Tokenizer};
 use prepared::{Cut, Found, answers_of_text, groups_of, has_frozen, held_out, of_stores, stores};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,8 @@ pub struct Dataset {
     pub tasks: Vec<Loaded>,
     /// The tokenizer's files, for a checkpoint that is complete; none for bare token ids.
     pub tokenizer: Vec<Attachment>,
+    /// Tokens that begin and end its texts, and fill batches; none for bare token ids.
+    pub special: Option<SpecialTokens>,
     /// Tells these data from others.
     pub fingerprint: String,
     /// The records among the items, and a fingerprint of each set of them: what frozen policies score.
@@ -184,10 +186,14 @@ impl Dataset {
             Named::Records(files) => {
                 let Some(tokenizer) = sources.tokenizer else { return refused(WITHOUT) };
                 let config = Config::of(settings.strategy.kind(), settings.seq);
-                let made = settings.out.join(SHARDS);
-                let run = Preprocess::new(config, tokenizer.clone(), &files, &made)?;
-                run.run(&mut |done, all| callbacks.progress("preparing records", done, all))?;
-                let named = stores(&[made], settings)?;
+                let folder = settings.out.join(SHARDS);
+                let run = Preprocess::new(config, tokenizer.clone(), &files, &folder)?;
+                let made = run.run(&mut |done, all| callbacks.progress("preparing records", done, all))?;
+                for (why, n) in &made.state.dropped {
+                    callbacks.note(&format!("left out: {n} records ({why})"));
+                }
+                told_cut(made.state.cut, settings, callbacks);
+                let named = stores(&[folder], settings)?;
                 return Dataset::of_prepared(named, Some(tokenizer), settings, vocabulary, callbacks);
             }
         };
@@ -200,6 +206,7 @@ impl Dataset {
             train: Arc::new(Cut(train)),
             validation: validation.map(|v| Arc::new(Cut(v)) as Data),
             tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
+            special: tokenizer.as_ref().map(|t| t.special().clone()),
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             fingerprint,
             scored: vec![],
@@ -222,13 +229,7 @@ impl Dataset {
         }
         let Found { train, validation, scored } = of_stores(&stores, weights.as_deref(), settings)?;
         if settings.stride.is_none() {
-            let cut: u64 = scored.iter().map(|s| s.records().cut()).sum();
-            if cut > 0 {
-                callbacks.note(&format!(
-                    "{cut} records are longer than --seq {} and are cut at their end",
-                    settings.seq
-                ));
-            }
+            told_cut(scored.iter().map(|s| s.records().cut()).sum(), settings, callbacks);
         }
         let beside = stores.first().map(|s| s.path()).filter(|p| p.join("tokenizer.json").exists());
         let tokenizer = match (tokenizer, beside) {
@@ -245,10 +246,19 @@ impl Dataset {
             train,
             validation,
             tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
+            special: tokenizer.as_ref().map(|t| t.special().clone()),
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             scored: scored.into_iter().zip(sums.into_iter().map(of_set)).collect(),
             fingerprint,
         })
+    }
+}
+
+fn told_cut(records: u64, settings: &Settings, callbacks: &mut dyn Callbacks) {
+    if records > 0 {
+        let line =
+            format!("{records} records are longer than --seq {} and are cut at their end", settings.seq);
+        callbacks.note(&line);
     }
 }
 

@@ -65,7 +65,7 @@ impl Recipe {
 }
 
 /// What an optimiser step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepResult {
     /// Mean loss over the targets that count, or the objective's, before the step.
     pub loss: f64,
@@ -161,7 +161,13 @@ impl Engine {
         let (count, targets) = (batches.clone().count(), batches.clone().map(PackedBatch::valid).sum());
         self.check(count)?;
         if targets == 0 {
-            return Err(Error::Input("no target in a step counts".into()));
+            // There is nothing to learn, and the mean over nothing is no loss.
+            self.steps += 1;
+            return Ok(StepResult {
+                loss: f64::NAN,
+                loss_scale: self.loss_scale.map(|s| s.scale),
+                ..StepResult::default()
+            });
         }
         let (mut loss, scale) = (0.0, self.scale());
         for (i, batch) in batches.enumerate() {

@@ -165,6 +165,12 @@ impl Run<'_, '_> {
             }
         }
         self.settle(true);
+        if self.skipped > 0 && self.skipped == self.t.state.step && !stop.requested() {
+            let n = self.skipped;
+            return Err(Error::Refused(format!(
+                "each of the {n} steps was left out, and nothing was learnt: lower --lr or look at the data and the weights"
+            )));
+        }
         if self.saved != Some(self.t.state.step) {
             self.save(false)?;
         }
@@ -239,19 +245,27 @@ impl Run<'_, '_> {
         self.tell(&mut |hook, at| hook.on_optimizer_step(at, &row));
         self.skipped = if done.applied { 0 } else { self.skipped + 1 };
         let large = row.grad_norm.is_finite();
-        if self.skipped == 1 || large && self.skipped > 0 {
+        let none = done.targets == 0 && !done.applied;
+        if self.skipped == 1 || large && !none && self.skipped > 0 {
             let why = match large {
+                _ if none => "is of no target: none of its tokens is learnt".to_string(),
                 true => format!("of norm {:.3} is above --skip-norm", row.grad_norm),
                 false => "is not finite".to_string(),
             };
-            let next = self.t.state.loss_scale.filter(|_| !large);
+            let next = self.t.state.loss_scale.filter(|_| !large && !none);
             let next =
                 next.map_or(String::new(), |s| format!("; the loss is scaled by {} from here", s.scale));
             self.callbacks
                 .note(&format!("step {}: the gradient {why}, the step was left out{next}", row.step));
         }
         if self.skipped >= PATIENCE {
-            let none = if large { "every gradient norm was above --skip-norm" } else { "no finite gradient" };
+            let none = if none {
+                "no target"
+            } else if large {
+                "every gradient norm was above --skip-norm"
+            } else {
+                "no finite gradient"
+            };
             return Err(Error::Refused(format!(
                 "{none} in the last {PATIENCE} steps, up to step {}: lower --lr or look at the data, and go on from the last checkpoint with --resume, or begin anew",
                 row.step

@@ -11,7 +11,7 @@ pub(crate) fn decode<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ConfigE
     std::str::from_utf8(bytes).map_err(|e| ConfigError::File {
         file: file.to_owned(),
         problem: format!("is not UTF-8 (byte {})", e.valid_up_to()),
-        remedy: "save it as UTF-8".to_owned(),
+        remedy: "give a config.json, saved as UTF-8, or the model's folder".to_owned(),
     })
 }
 

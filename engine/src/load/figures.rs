@@ -131,7 +131,8 @@ impl Sorted {
     }
 
     fn mean(&self, of: impl Fn(f64) -> f64) -> f64 {
-        let sum: f64 = self.times.iter().map(|(t, n)| of(*t) * *n as f64).sum();
+        // Zero added, because the sum of nothing is -0.
+        let sum: f64 = 0.0 + self.times.iter().map(|(t, n)| of(*t) * *n as f64).sum::<f64>();
         sum / self.count().max(1) as f64
     }
 

@@ -86,9 +86,9 @@ pub fn hardware(value: &Value) -> Result<Hardware, String> {
     }
 }
 
-const KEYS: [&str; 14] = [
-    "name", "kind", "units", "memory", "cache", "exchange", "compute", "launch", "links", "power", "price",
-    "kernels", "sources", "notes",
+const KEYS: [&str; 15] = [
+    "name", "kind", "units", "memory", "cache", "exchange", "product", "compute", "launch", "links", "power",
+    "price", "kernels", "sources", "notes",
 ];
 
 fn ours(file: &Object) -> Result<Hardware, String> {
@@ -120,6 +120,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
         caches: caches(file)?,
         exchange: file.quantity("exchange", Kind::Bandwidth)?,
+        product: file.quantity("product", Kind::Rate)?,
         faster: 1.0,
         compute: peaks,
         launch: file.quantity("launch", Kind::Time)?.unwrap_or(2e-6),

@@ -66,22 +66,32 @@ fn files_of_llmsim_are_understood_as_meant() {
 #[test]
 fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
     let text = "{name: 'x', kind: 'cpu', memory: {size: '8 GB', bandwidth: '20 GB/s'}, compute: {fp32: '200 GFLOP/s', fp32_pieces: '600 GFLOP/s'},
-        cache: [{size: '1 MB', bandwidth: '90 GB/s'}, {size: '32 MB', bandwidth: '40 GB/s'}], exchange: '6 GB/s',
+        cache: [{size: '1 MB', bandwidth: '90 GB/s'}, {size: '32 MB', bandwidth: '40 GB/s'}], exchange: '6 GB/s', product: '100 GFLOP/s',
         kernels: {dot: {compute: 0.5, fp32_pieces: {compute: 0.9, apart: 0.25}}, turn: '30 us', logit: '0.2 ns'}}";
     let read = Hardware::parse(text, "x.json5").unwrap();
     for h in [&read, &Hardware::parse(&read.save().to_string(), "again").unwrap()] {
+        let told = Speeds { read: 20e9, exchange: None, product: None };
+        let read_at = |part: f64| h.at(Some(Speeds { read: 20e9 * part, ..told }));
         assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
         // Where memory is read slower, so is what is hardly faster than it.
-        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.reading(0.5, None).rate(bytes)), [90e9, 40e9, 10e9]);
+        assert_eq!([1e5, 2e6, 1e8].map(|bytes| read_at(0.5).rate(bytes)), [90e9, 40e9, 10e9]);
         // Single lines come no sooner from a memory that is read faster.
-        let paced =
-            [0.5, 2.0].map(|part| h.reading(part, None)).map(|h| [1e5, 1e8].map(|bytes| h.paced(bytes)));
+        let paced = [0.5, 2.0].map(read_at).map(|h| [1e5, 1e8].map(|bytes| h.paced(bytes)));
         assert_eq!(paced, [[90e9, 10e9], [90e9, 20e9]]);
-        assert_eq!(h.reading(4.0, None).paced(2e6), 40e9, "a cache is no memory, however fast that is");
-        // What cores exchange is what was seen beside a run, or what the file says; other files have it in their other numbers.
-        let exchanged = [None, Some(3e9)].map(|seen| h.reading(1.0, seen).exchange);
-        assert_eq!(exchanged, [Some(6e9), Some(3e9)]);
-        assert_eq!(Hardware { exchange: None, ..h.clone() }.reading(1.0, Some(3e9)).exchange, None);
+        assert_eq!(read_at(4.0).paced(2e6), 40e9, "a cache is no memory, however fast that is");
+        // Other speeds are those seen beside a run, or what the file says; a file without them has them in its other numbers.
+        let slow = Speeds { exchange: Some(3e9), product: Some(75e9), ..told };
+        let seen =
+            |h: &Hardware| (h.exchange, h.launch, h.peak(Precision::F32), h.peak(Precision::F32Pieces));
+        let launch = h.launch;
+        assert_eq!(seen(&h.at(Some(told))), (Some(6e9), launch, 200e9, 600e9));
+        assert_eq!(seen(&h.at(Some(slow))), (Some(3e9), 2.0 * launch, 150e9, 450e9));
+        assert_eq!(
+            h.at(Some(slow)).at(Some(Speeds { product: Some(100e9), ..told })).peak(Precision::F32),
+            200e9
+        );
+        let blind = Hardware { exchange: None, product: None, ..h.clone() };
+        assert_eq!(seen(&blind.at(Some(slow))), (None, launch, 200e9, 600e9));
         let [pieces, vectors] =
             [Precision::F32Pieces, Precision::F32].map(|p| (h.kernels.of("dot", p), h.peak(p)));
         assert_eq!(

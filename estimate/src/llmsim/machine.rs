@@ -132,6 +132,7 @@ impl Machine {
             bandwidth: self.memory * 1e12,
             caches: vec![],
             exchange: None,
+            product: None,
             faster: 1.0,
             compute: vec![
                 (Precision::F32, f32 * 1e12),

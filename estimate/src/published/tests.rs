@@ -1,13 +1,11 @@
 //! The tables: how many, of what, how far off; and tables that are wrong.
 
 use super::*;
-use astrai_engine::machine::{Kind, Machine};
 use std::collections::BTreeSet;
 
 #[test]
 fn fitted_on_half_the_other_half_is_predicted() {
-    let machine = Machine::new(Kind::Null, 1).unwrap();
-    let outcome = run(machine.backend()).unwrap();
+    let outcome = run().unwrap();
     let kinds: BTreeSet<&str> = outcome.rows.iter().map(|r| r.case.hardware.name.as_str()).collect();
     assert!(outcome.rows.len() >= 24 && kinds.len() >= 5, "{kinds:?}");
     for r in &outcome.rows {
@@ -23,9 +21,8 @@ fn fitted_on_half_the_other_half_is_predicted() {
 
 #[test]
 fn a_wrong_table_is_refused_in_one_line() {
-    let machine = Machine::new(Kind::Null, 1).unwrap();
     let good = "[[measurement]]\nwhat = 'x'\nsource = 'y'\nhardware = 'h200'\nengine = 'kernel'\nquantity = 'us'\nvalue = 1.0\nkernel = {form = 'dot', m = 8, n = 8, k = 8}\n";
-    assert_eq!(read(good, "x.toml", machine.backend()).unwrap().len(), 1);
+    assert_eq!(read(good, "x.toml").unwrap().len(), 1);
     for (from, to, part) in [
         ("h200", "h2000", "h2000"),
         ("'us'", "'hours'", "quantity"),
@@ -36,7 +33,7 @@ fn a_wrong_table_is_refused_in_one_line() {
         ("source", "sauce", "sauce"),
         ("kernel = {form = 'dot', m = 8, n = 8, k = 8}", "model = 'none'\nfor = 'decode'", "model"),
     ] {
-        let line = read(&good.replacen(from, to, 1), "x.toml", machine.backend()).unwrap_err();
+        let line = read(&good.replacen(from, to, 1), "x.toml").unwrap_err();
         assert!(line.starts_with("x.toml: ") && line.contains(part) && !line.contains('\n'), "{line}");
     }
 }

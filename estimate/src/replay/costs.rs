@@ -6,7 +6,7 @@ use crate::Refused;
 use crate::estimate::even;
 use crate::hardware::Hardware;
 use crate::model::{body, time};
-use crate::schedule::{Elsewhere, Schedule, forward, states};
+use crate::schedule::{Schedule, forward, states};
 use crate::work::{Work, work};
 use astrai_builders::{Cache, ModelConfig, Program, Windows};
 use astrai_engine::model::served_fidelity;
@@ -82,6 +82,7 @@ pub struct StepCosts {
     hardware: Hardware,
     mesh: Mesh,
     programs: Vec<Lengths>,
+    /// Logits that the server itself looks at to draw a token: none where its programs draw.
     vocabulary: f64,
 }
 
@@ -104,19 +105,21 @@ impl StepCosts {
         s: &Schedule,
         room: &Room,
         hardware: &Hardware,
-        kernels: &dyn Backend,
+        backend: &dyn Backend,
     ) -> Result<StepCosts, Refused> {
         config.check_decoder()?;
-        if s.ranks.pp * s.ranks.dp > 1 {
-            return Err("--replay serves with one group of ranks; leave --pp and --dp out".into());
+        if s.ranks.pp * s.ranks.dp * s.ranks.ep > 1 {
+            return Err(
+                "--replay serves with ranks that share all sequences (--tp); leave --pp, --dp and --ep out"
+                    .into(),
+            );
         }
-        let backend = Elsewhere::new(kernels, hardware);
         let mesh = s.mesh(config)?;
         let fidelity = served_fidelity(config);
         let sequences = room.sequences as u64;
         let plan = |tokens: u64, cache: Cache, span: u64| {
-            let program = Program { span, ..Program::paged(tokens, room.rows() as u64, cache) };
-            forward(config, s.storage, &backend, (&mesh, 0), &program, fidelity)
+            let program = Program::paged(tokens, room.rows() as u64, cache).drawing(backend.samples());
+            forward(config, s.storage, backend, (&mesh, 0), &Program { span, ..program }, fidelity)
         };
         let tokens_of = |context| room.step_tokens(context, config, backend.target());
         // What the pages leave is known of a plan, whose pages do not matter.
@@ -185,7 +188,7 @@ impl StepCosts {
         let programs: Result<Vec<Lengths>, Refused> =
             programs.into_iter().map(|(kind, plans)| Lengths::of(kind, &plans, &lengths)).collect();
         let programs = programs?;
-        let vocabulary = config.vocab_size as f64;
+        let vocabulary = if backend.samples() { 0.0 } else { config.vocab_size as f64 };
         Ok(StepCosts { served, hardware: hardware.clone(), mesh, programs, vocabulary })
     }
 

@@ -3,9 +3,7 @@
 use super::*;
 use crate::schedule::{Purpose, Schedule};
 use astrai_builders::ModelConfig;
-use astrai_engine::Machine;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::Kind;
 use astrai_engine::serving::Room;
 use astrai_ir::DType;
 use std::path::{Path, PathBuf};
@@ -30,7 +28,6 @@ fn path(model: &str) -> PathBuf {
 /// A server of a model on a card: so many sequences, pages of so many tokens.
 pub(super) fn costs(model: &str, sequences: usize, tokens: usize, prefix_cache: bool) -> StepCosts {
     let config = ModelConfig::read(&path(model)).unwrap().config;
-    let machine = Machine::new(Kind::Null, 1).unwrap();
     let hardware = crate::hardware::Hardware::open("h100-sxm").unwrap();
     let room = Room {
         sequences,
@@ -40,7 +37,7 @@ pub(super) fn costs(model: &str, sequences: usize, tokens: usize, prefix_cache: 
         ..Room::of_one(DType::BF16, None)
     };
     let s = Schedule::of_one(Purpose::Decode, 1, 128, DType::BF16);
-    StepCosts::plan(&config, &s, &room, &hardware, machine.backend()).unwrap()
+    StepCosts::plan(&config, &s, &room, &hardware, hardware.planner().backend()).unwrap()
 }
 
 fn replayed(costs: &mut StepCosts, load: &Workload, at_once: usize) -> Replayed {

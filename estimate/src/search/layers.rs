@@ -167,7 +167,7 @@ impl Layers {
             let of = |at: usize| self.stage(at, stages).map(|l| layers[l]).sum::<f64>();
             if *program == "update" {
                 let slowest = (0..stages).map(of).fold(0.0, f64::max);
-                update += around[0] + around[1] + slowest;
+                update += (around[0] + around[1] + slowest) / s.updates();
                 continue;
             }
             for (at, piece) in pieces.iter_mut().enumerate() {

@@ -1,7 +1,6 @@
 //! The search beside whole plans, its limits and its reasons.
 
 use super::*;
-use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::DType;
 use std::path::Path;
 
@@ -17,7 +16,6 @@ fn search(purpose: Purpose, objective: Objective) -> Search {
 
 #[test]
 fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
-    let machine = Machine::new(Kind::Null, 1).unwrap();
     let h100 = Hardware::open("h100-sxm").unwrap();
     for (name, purpose) in [
         ("qwen3-0.6b.json", Purpose::Decode),
@@ -25,17 +23,17 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
         ("qwen3-0.6b.json", Purpose::Train),
     ] {
         let config = config(name);
-        let found = search(purpose, Objective::Throughput).run(&config, &h100, machine.backend()).unwrap();
+        let found = search(purpose, Objective::Throughput).run(&config, &h100).unwrap();
         assert!(found.rejected.iter().all(|(_, why)| !why.is_empty() && !why.contains('\n')), "{name}");
         assert!(found.considered > 20 && !found.frontier.is_empty(), "{name}");
         let best = &found.frontier[found.winner];
         assert!(found.frontier.iter().all(|e| e.summary.tokens_per_s <= best.summary.tokens_per_s), "{name}");
         // The coarse plan of those that were planned whole.
-        let backend = Elsewhere::new(machine.backend(), &h100);
+        let planner = h100.planner();
         for e in &found.frontier {
             let s = &e.schedule;
             let batch = s.rank_batch().unwrap();
-            let layers = Layers::plan(&config, s, batch, &backend).unwrap();
+            let layers = Layers::plan(&config, s, batch, planner.backend()).unwrap();
             let mesh = s.mesh(&config).unwrap();
             let (mut pieces, update) = layers.seconds(s, batch, &h100, &mesh).unwrap();
             let memory = layers.memory(s, batch);
@@ -52,17 +50,15 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
 
 #[test]
 fn limits_are_kept() {
-    let machine = Machine::new(Kind::Null, 1).unwrap();
     let h100 = Hardware::open("h100-sxm").unwrap();
     let config = config("qwen3-0.6b.json");
     let limited = Search { most_seconds: Some(2e-3), ..search(Purpose::Decode, Objective::Goodput) };
-    let found = limited.run(&config, &h100, machine.backend()).unwrap();
+    let found = limited.run(&config, &h100).unwrap();
     assert!(found.frontier.iter().all(|e| e.summary.step <= 2.2e-3));
     assert!(found.rejected.iter().any(|(_, why)| why.contains("more than the limit of 2.00 ms")));
     let never = Search { most_seconds: Some(1e-9), ..limited };
-    assert!(never.run(&config, &h100, machine.backend()).unwrap_err().contains("is possible"));
+    assert!(never.run(&config, &h100).unwrap_err().contains("is possible"));
     let small = Hardware { memory: 1e8, ..h100 };
-    let line =
-        search(Purpose::Decode, Objective::Latency).run(&config, &small, machine.backend()).unwrap_err();
+    let line = search(Purpose::Decode, Objective::Latency).run(&config, &small).unwrap_err();
     assert!(line.contains("needs"), "{line}");
 }

@@ -58,8 +58,7 @@ impl<'a> Scheduling<'a> {
         known: &'a mut HashMap<String, RegionId>,
         main: bool,
     ) -> Scheduling<'a> {
-        let (body, buffer_of, holds) = (Body::default(), HashMap::new(), HashMap::new());
-        let g = draft.graph;
+        let (body, buffer_of, holds, g) = (Body::default(), HashMap::new(), HashMap::new(), draft.graph);
         let params = draft.params.iter().enumerate().map(|(i, p)| (p.as_str(), i)).collect();
         Scheduling { draft, g, backend, plan, known, main, params, body, buffer_of, holds }
     }
@@ -107,17 +106,19 @@ impl<'a> Scheduling<'a> {
         let mut needs: DiGraph<(), ()> = DiGraph::with_capacity(units.len(), edges.len());
         units.iter().for_each(|_| _ = needs.add_node(()));
         needs.extend_with_edges(edges);
-        // Units are numbered in the order of nodes: the lowest that is ready is next.
+        // Units are numbered in the order of nodes: the lowest that is ready is next, before all others one that takes no memory: so
+        // gradients of all layers need not wait to be sent or added up.
+        let turn = |n: usize| Reverse((!self.takes_no_memory(&units[n]), n));
         let wanting = |n: NodeIndex| needs.neighbors_directed(n, Direction::Incoming).count();
         let mut waits: Vec<usize> = needs.node_indices().map(wanting).collect();
-        let mut ready: BinaryHeap<_> = (0..units.len()).filter(|&n| waits[n] == 0).map(Reverse).collect();
+        let mut ready: BinaryHeap<_> = (0..units.len()).filter(|&n| waits[n] == 0).map(turn).collect();
         let mut order = Vec::with_capacity(units.len());
-        while let Some(Reverse(at)) = ready.pop() {
+        while let Some(Reverse((_, at))) = ready.pop() {
             order.push(at);
             for next in needs.neighbors(NodeIndex::new(at)) {
                 waits[next.index()] -= 1;
                 if waits[next.index()] == 0 {
-                    ready.push(Reverse(next.index()));
+                    ready.push(turn(next.index()));
                 }
             }
         }
@@ -129,6 +130,16 @@ impl<'a> Scheduling<'a> {
         }
         let mut units: Vec<Option<Unit>> = units.into_iter().map(Some).collect();
         Ok(order.into_iter().filter_map(|at| units[at].take()).collect())
+    }
+
+    /// True for what writes only results, states, single numbers, or exchanges with other ranks.
+    fn takes_no_memory(&self, unit: &Unit) -> bool {
+        let none = |&id: &NodeId| {
+            // Only results have buffers yet.
+            let written = self.is_leaf(self.place_of(id)) || self.buffer_of.contains_key(&(id, Layout::Rows));
+            written || self.g.node(id).op.collective_axes().is_some() || self.g.ty(id).elements().is_one()
+        };
+        self.main && unit.roots.iter().all(none)
     }
 
     /// Kernels and calls, in the order of the last node that each computes, and which of them makes each value.

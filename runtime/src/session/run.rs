@@ -6,7 +6,7 @@ use super::{Session, Spot};
 use crate::device::{Executable, Launch, interpret};
 use crate::profile::{LaunchCost, ProfileRow};
 use crate::{Error, Value};
-use astrai_ir::{DType, Op};
+use astrai_ir::Op;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -192,9 +192,11 @@ impl Session {
         if let Some(cost) = self.costed.1[i] {
             return Ok(cost);
         }
-        let region = &self.program.plan.regions[self.launches[i].region];
+        let at = self.launches[i].region;
+        let (region, kernel) = (&self.program.plan.regions[at], self.program.kernels[at.0].as_ref());
         let (bytes, flops) = (value(region.bytes(), &self.sizes)?, value(region.flops(), &self.sizes)?);
-        let seconds = self.device.backend().target().seconds(flops as f64, bytes as f64, DType::F32);
+        let target = self.device.backend().target();
+        let seconds = target.seconds(flops as f64, bytes as f64, region.product(kernel));
         let cost = LaunchCost { bytes, flops, seconds };
         self.costed.1[i] = Some(cost);
         Ok(cost)

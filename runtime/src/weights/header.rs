@@ -134,7 +134,7 @@ pub(super) fn other_format(file: &[u8]) -> Option<String> {
         (&[b"gguf"], "this is a GGUF file: use the model's safetensors files"),
         (
             &[b"{"],
-            "this is a JSON text, not weights: the download was answered by a message; download the file again",
+            "this is a JSON text, not weights: give the model's folder or its weights; a download that was answered by a message, do again",
         ),
     ];
     let start: Vec<u8> = file.iter().take(64).map(u8::to_ascii_lowercase).collect();

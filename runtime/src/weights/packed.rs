@@ -153,10 +153,7 @@ impl Packed {
         const OF_INPUTS: [&str; 3] = [".input_scale", ".input_zero_point", ".activation_scale"];
         let of_inputs = |name: &str| OF_INPUTS.iter().any(|end| name.ends_with(end));
         file.check(&expected, &|name| extra(name) || of_inputs(name))?;
-        let (code, group) = (packing.code(), packing.group());
-        let narrow =
-            Narrow { code, group, scales: DType::F32, offsets: false, head: None, activations: None };
-        let mut made = Packed { file, format, narrow, matrices: BTreeMap::new() };
+        let mut made = Packed { file, format, narrow: packing.narrow(), matrices: BTreeMap::new() };
         let mut types = Vec::new();
         for (stem, shape, all) in found {
             types.push(made.add(stem, shape, all)?);

@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::adapters::AdapterId;
 use super::draw::{Draw, finish};
 use super::embed::Pooled;
-use super::stream::{Emitter, Permits, Update, Usage};
+use super::stream::{Emitter, End, Permits, Update, Usage};
 use crate::grammar::Constraint;
 use crate::pages::Prompt;
-use crate::sample::{History, Logprobs, Rules, Sampled, Sampler};
+use crate::sample::{History, Logprobs, Rules, SampleError, Sampled, Sampler};
 use crate::scheduler::SequenceId;
 use crate::scheduler::plan::Row;
 
@@ -36,7 +36,8 @@ pub(super) struct Active {
     pub usage: Usage,
     /// What this step gave.
     pub updates: Vec<Update>,
-    pub failure: Option<String>,
+    /// Why it ends without an answer.
+    pub failure: Option<End>,
 }
 
 pub(super) struct Choice {
@@ -44,6 +45,12 @@ pub(super) struct Choice {
     /// Made when it first runs: what waits takes no more than its place.
     pub history: Option<History>,
     pub ran: bool,
+}
+
+/// What the request itself rules out, or its grammar, is its own fault; the model is not.
+fn failure(wrong: &SampleError) -> End {
+    let why = wrong.to_string();
+    if matches!(wrong, SampleError::Model(_)) { End::Failed(why) } else { End::Refused(why) }
 }
 
 impl Active {
@@ -75,7 +82,7 @@ impl Active {
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
         match sampler.score(logits, *token, top, row.at) {
             Ok(score) => known.push(score),
-            Err(wrong) => self.failure = Some(wrong.to_string()),
+            Err(wrong) => self.failure = Some(failure(&wrong)),
         }
     }
 
@@ -104,7 +111,7 @@ impl Active {
             let sampled = match sampled {
                 Ok(sampled) => sampled,
                 Err(wrong) => {
-                    self.failure = Some(wrong.to_string());
+                    self.failure = Some(failure(&wrong));
                     return tokens;
                 }
             };

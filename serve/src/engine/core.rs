@@ -246,7 +246,7 @@ impl<M: Model> Core<M> {
         match end {
             End::Finished(_) => self.stats.finished += 1,
             End::Cancelled(_) => self.stats.cancelled += 1,
-            End::Failed(_) => self.stats.failed += 1,
+            End::Refused(_) | End::Failed(_) => self.stats.failed += 1,
         }
         self.ended.push((active.emitter, active.updates, end));
     }
@@ -409,13 +409,13 @@ impl<M: Model> Core<M> {
             if let Some(pooled) = active.pooled.take() {
                 match pooled.vector() {
                     Ok(vector) => active.emitter.vector = Some(vector),
-                    Err(why) => active.failure = Some(why.into()),
+                    Err(why) => active.failure = Some(End::Failed(why.into())),
                 }
                 active.take(0).into_iter().for_each(|id| self.scheduler.remove(id));
             }
             let usage = active.usage;
             match (active.failure.take(), active.is_over()) {
-                (Some(why), _) => self.end(request, End::Failed(why)),
+                (Some(end), _) => self.end(request, end),
                 (None, true) => self.end(request, End::Finished(usage)),
                 (None, false) => {
                     let updates = std::mem::take(&mut active.updates);

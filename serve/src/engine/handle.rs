@@ -142,9 +142,11 @@ impl Shared {
         self.occupancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Permits for so many choices of a prompt of so many tokens: as many as the queue has beyond the sequences that are free, or any
+    /// Permits for the choices of requests, together: as many as the queue has beyond the sequences that are free, or any
     /// number when nobody waits. The engine fills free sequences at its next step, so that whoever is to have one does not wait.
-    fn reserve(self: &Arc<Shared>, choices: usize, tokens: usize) -> Result<Permits, SubmitError> {
+    fn reserve(self: &Arc<Shared>, requests: &[Request]) -> Result<Vec<Permits>, SubmitError> {
+        let of = |r: &Request| (r.n as usize, r.prompt.len());
+        let (choices, tokens) = requests.iter().map(of).fold((0, 0), |(n, t), (m, u)| (n + m, t + u));
         let mut occupancy = self.occupancy();
         let free = self.sequences.saturating_sub(occupancy.running);
         if occupancy.queued > 0 && occupancy.queued + choices > self.queue + free {
@@ -157,7 +159,8 @@ impl Shared {
         occupancy.queued += choices;
         occupancy.tokens += tokens;
         drop(occupancy);
-        Ok(Permits { shared: self.clone(), queued: choices, running: 0, tokens })
+        let permits = |(queued, tokens)| Permits { shared: self.clone(), queued, running: 0, tokens };
+        Ok(requests.iter().map(of).map(permits).collect())
     }
 
     /// A choice runs now, the first of a prompt of so many tokens or, with 0, another.
@@ -207,24 +210,40 @@ impl Handle {
     /// # Errors
     /// The request is invalid, too many wait, or the engine takes none (any more).
     pub fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
+        let mut streams = self.submit_all(vec![request])?;
+        streams.pop().ok_or(SubmitError::Draining)
+    }
+
+    /// The same for requests that are taken all, or none of them: together they are never too many where nobody waits.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), of any of them.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Stream>, SubmitError> {
         if let Some(why) = self.shared.dead() {
             return Err(SubmitError::Dead(why.into()));
         }
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Draining);
         }
-        let missing = match request.embed {
-            true if self.embedding().is_none() => Some(NO_VECTORS),
-            false if !self.shared.answers => {
-                Some("is an encoder, which gives vectors and no answers; use /v1/embeddings")
+        let checked = requests.into_iter().map(|request| {
+            let missing = match request.embed {
+                true if self.embedding().is_none() => Some(NO_VECTORS),
+                false if !self.shared.answers => {
+                    Some("is an encoder, which gives vectors and no answers; use /v1/embeddings")
+                }
+                _ => None,
+            };
+            match missing {
+                Some(message) => Err(RequestError { param: "model", message: message.into() }),
+                None => request.checked(self.shared.limits),
             }
-            _ => None,
-        };
-        if let Some(message) = missing {
-            return Err(RequestError { param: "model", message: message.into() }.into());
-        }
-        let body = Box::new(request.checked(self.shared.limits)?);
-        let permits = self.shared.reserve(body.n as usize, body.prompt.len())?;
+        });
+        let requests = checked.collect::<Result<Vec<Request>, RequestError>>()?;
+        let permits = self.shared.reserve(&requests)?;
+        requests.into_iter().zip(permits).map(|(body, permits)| self.send(Box::new(body), permits)).collect()
+    }
+
+    fn send(&self, body: Box<Request>, permits: Permits) -> Result<Stream, SubmitError> {
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (emitter, stream) = connect(request, &self.shared, self.commands.clone());
         let command = Command::Submit { request, body, emitter, permits, at: Instant::now() };

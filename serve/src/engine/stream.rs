@@ -62,6 +62,8 @@ pub enum End {
     Finished(Usage),
     /// The client cancelled it.
     Cancelled(Usage),
+    /// What it asks for leaves no token that may come; one line says why.
+    Refused(String),
     /// It could not be answered; one line says why.
     Failed(String),
 }

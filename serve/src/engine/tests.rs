@@ -127,6 +127,7 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
                 assert_eq!(usage.prompt, request.prompt.len());
             }
             End::Cancelled(_) => {}
+            End::Refused(why) => panic!("{why}"),
         }
     }
     whole
@@ -147,7 +148,7 @@ fn every_answer_is_that_of_the_request_alone() {
         let model = if prefix_cache { Fake::threaded(sizes, 3) } else { Fake::new(sizes) };
         let model = if fails { model.failing_each(50) } else { model };
         // A draft model pays by the clock: it takes a small part of a step of this one.
-        let model = if drafts { model.slow(Duration::from_micros(50)) } else { model };
+        let model = if drafts { model.slow(Duration::from_micros(200)) } else { model };
         // Rows for proposed tokens are free where no more than so many run.
         let sequences = (proposed > 0).then_some(4);
         let settings = Settings { prefix_cache, proposed, sequences, ..settings() };
@@ -297,7 +298,7 @@ fn times_are_told_in_order() {
     drop(steps);
     let usage = |stream: &mut Stream| match collect(stream, 1).1 {
         End::Finished(usage) | End::Cancelled(usage) => usage,
-        End::Failed(why) => panic!("{why}"),
+        End::Refused(why) | End::Failed(why) => panic!("{why}"),
     };
     let [a, b] = [&mut first, &mut second].map(|stream| {
         let usage = usage(stream);

@@ -1,4 +1,9 @@
-//! Bounds of a grammar in Lark that stand before its parser, which is recursive: brackets in each other, repetitions of repetitions.
+//! Bounds of a grammar in Lark that stand before its parser, which is recursive: brackets in each other, repetitions of repetitions. Schemas in
+//! it are checked as those of requests.
+
+use serde_json::{Deserializer, Value};
+
+use super::schema;
 
 /// Brackets in each other.
 const DEEPEST: usize = 64;
@@ -32,7 +37,30 @@ pub(super) fn lark(text: String) -> Result<String, String> {
             return Err(format!("has repetitions of more than {MOST} together"));
         }
     }
-    Ok(text)
+    schemas(&text)
+}
+
+/// The grammar, each schema behind `%json` checked.
+fn schemas(text: &str) -> Result<String, String> {
+    const BEGIN: &str = "%json";
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(BEGIN) {
+        let (before, from) = rest.split_at(at + BEGIN.len());
+        out.push_str(before);
+        let mut values = Deserializer::from_str(from).into_iter::<Value>();
+        let taken = match values.next() {
+            Some(Ok(schema)) => {
+                out.push(' ');
+                out.push_str(&schema::checked(schema)?.to_string());
+                values.byte_offset()
+            }
+            // In a text, or no JSON, which the library refuses.
+            _ => 0,
+        };
+        rest = &from[taken..];
+    }
+    out.push_str(rest);
+    Ok(out)
 }
 
 /// The largest number of a count, `3`, `3,5` or `3..5`.

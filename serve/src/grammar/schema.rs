@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use astrai_files::one_line;
 use serde_json::{Map, Value, json};
 
-use super::regex;
+use super::{numbers, regex};
 
 /// Schemas in each other.
 const DEEPEST: usize = 64;
@@ -228,20 +228,7 @@ fn keywords(entries: &Map<String, Value>, at: &str) -> Result<(), String> {
             "above 1 is supported only with additionalProperties false",
         );
     }
-    for key in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"] {
-        let number = entries.get(key).map(|value| value.as_f64().filter(|x| x.is_finite()));
-        match number {
-            Some(None) => return wrong(&format!("{at}.{key}"), "must be a number"),
-            Some(Some(n)) if key == "multipleOf" && n <= 0.0 => {
-                return wrong(&format!("{at}.multipleOf"), "must be above 0");
-            }
-            _ => {}
-        }
-    }
-    let number = |key: &str| entries.get(key).and_then(Value::as_f64);
-    if number("minimum").zip(number("maximum")).is_some_and(|(least, most)| least > most) {
-        return wrong(at, "minimum is above maximum");
-    }
+    numbers::check(entries).or_else(|(key, what)| wrong(&format!("{at}.{key}"), what))?;
     match entries.get("pattern") {
         None => {}
         Some(Value::String(text)) => {
@@ -408,6 +395,7 @@ fn rewrite(schema: &mut Value) {
     match schema {
         Value::Array(all) => all.iter_mut().for_each(rewrite),
         Value::Object(entries) => {
+            numbers::narrow(entries);
             for key in SEVERAL.iter().chain(&ONE) {
                 if let Some(inner) = entries.get_mut(*key) {
                     rewrite(inner);

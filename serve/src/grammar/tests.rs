@@ -51,6 +51,27 @@ fn dates_are_those_of_the_calendar() {
     assert!(compiler.compile(schema("mood")).unwrap().accepts("\"x\""));
 }
 
+/// A union whose members a constant tells apart, as data models write it; others could be answered by what fits twice.
+#[test]
+fn one_of_several_is_held_to_where_they_exclude_each_other() {
+    let member = |kind: &str, key: &str, what: &str| {
+        json!({"type": "object", "properties": {"kind": {"const": kind}, key: {"type": what}},
+               "required": ["kind", key], "additionalProperties": false})
+    };
+    let one_of =
+        |all: Value| Wanted::Schema(json!({"oneOf": all, "discriminator": {"propertyName": "kind"}}));
+    let compiler = compiler();
+    let pets =
+        compiler.compile(one_of(json!([member("cat", "lives", "integer"), member("dog", "name", "string")])));
+    let pets = pets.unwrap();
+    assert!(pets.accepts(r#"{"kind":"cat","lives":9}"#) && pets.accepts(r#"{"kind":"dog","name":"x"}"#));
+    assert!(!pets.accepts(r#"{"kind":"cat","name":"x"}"#));
+    let both = compiler.compile(one_of(json!([{"type": "number"}, {"type": "integer"}]))).unwrap_err();
+    assert!(both.to_string().contains("use anyOf"), "{both}");
+    let nothing = compiler.compile(Wanted::Regex("[^\\s\\S]".into())).unwrap_err();
+    assert!(nothing.to_string().contains("matches no text"), "{nothing}");
+}
+
 /// On the way of random answers, what is asked token by token is what is said of all, in a vocabulary whose tokens go over the bounds of parts.
 #[test]
 fn a_token_is_admitted_that_is_among_those_allowed() {
@@ -185,4 +206,52 @@ fn a_compilation_that_panics_is_refused_and_not_late_for_ever() {
         std::thread::yield_now();
     }
     assert!(compiler.bounded(second, || Ok(())).is_ok());
+}
+
+/// Bounds at and beyond the ends of what the library computes in: an answer is one of the schema's, or the schema is refused.
+#[test]
+fn bounds_of_numbers_are_held_or_refused() {
+    let compiler = compiler();
+    let whole = |bounds: Value| {
+        let mut schema = json!({"type": "integer"});
+        schema.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
+        compiler.compile(Wanted::Schema(schema))
+    };
+    let all = whole(json!({"minimum": i64::MIN, "maximum": i64::MAX})).unwrap();
+    assert!(all.accepts("-7") && all.accepts("9223372036854774784") && !all.accepts("92233720368547758070"));
+    for (bounds, good, bad) in [
+        (json!({"minimum": i64::MIN}), "-9223372036854774784", "-9223372036854775809"),
+        (json!({"minimum": 9_007_199_254_740_993_u64}), "9007199254740994", "9007199254740992"),
+        (json!({"exclusiveMinimum": 1_u64 << 60}), "1152921504606847232", "1152921504606846976"),
+        (json!({"minimum": 2_000_000_000_000_000_000_u64}), "2000000000000000000", "1999999999999999999"),
+        (json!({"maximum": -2_000_000_000_000_000_000_i64}), "-2000000000000000000", "-1999999999999999999"),
+    ] {
+        let grammar = whole(bounds.clone()).unwrap();
+        assert!(grammar.accepts(good) && !grammar.accepts(bad), "{bounds}");
+    }
+    let lark = format!(
+        "start: \"<\" %json {} \">\"",
+        json!({"type": "integer", "minimum": -1e30, "maximum": -1e20})
+    );
+    for wanted in [
+        Wanted::Schema(json!({"type": "integer", "minimum": -1e30, "maximum": -1e20})),
+        Wanted::Schema(json!({"type": "integer", "minimum": 1e20, "maximum": 9e20})),
+        Wanted::Schema(json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MIN})),
+        Wanted::Schema(json!({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5})),
+        Wanted::Schema(json!({"minimum": -0.5, "exclusiveMaximum": 0})),
+        Wanted::Schema(json!({"const": 1e20})),
+        Wanted::Schema(json!({"enum": ["a", [1e20]]})),
+        Wanted::Grammar(lark),
+    ] {
+        let line = compiler.compile(wanted.clone()).unwrap_err().to_string();
+        assert!(line.contains("schema"), "{wanted:?}: {line}");
+    }
+    let between =
+        compiler.compile(Wanted::Schema(json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1})));
+    let between = between.unwrap();
+    assert!(between.accepts("0.5") && between.accepts("1") && !between.accepts("0"));
+    // A schema in a grammar is the same schema, and what only looks like one is a text.
+    let pair = "start: \"%json {\" %json {\"type\": \"integer\", \"minimum\": 5} \"}\"";
+    let pair = compiler.compile(Wanted::Grammar(pair.into())).unwrap();
+    assert!(pair.accepts("%json {7}") && !pair.accepts("%json {4}"));
 }

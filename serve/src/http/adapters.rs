@@ -186,7 +186,8 @@ pub async fn unload(State(app): State<Arc<App>>, body: Body) -> Result<Response,
         shared.adapters.read.as_ref().ok_or_else(none)?;
         let mut known = shared.adapters.known();
         let Some(Some(adapter)) = known.names.get(&name).copied() else {
-            return Err(ApiError::unknown_model(short(&name)));
+            let what = format!("{:?} is no adapter that is loaded; /v1/models lists those", short(&name));
+            return Err(ApiError { status: StatusCode::NOT_FOUND, ..ApiError::field("lora_name", what) });
         };
         known.names.remove(&name);
         known.free.push(adapter.slot);

@@ -134,11 +134,19 @@ impl Messages {
 impl Endpoint for Messages {
     const PREFIX: &'static str = "msg_";
     const PROMPT: &'static str = "messages";
+    const NAMES: &'static [(&'static str, &'static str)] = &[
+        ("stop", "stop_sequences"),
+        ("response_format.json_schema", "output_config.format"),
+        ("response_format", "output_config.format"),
+        ("reasoning_effort", "output_config.effort"),
+        ("thinking_token_budget", "thinking.budget_tokens"),
+    ];
     const PING: &'static [u8] = b"event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
     fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
         translate::request(fields, true)?;
         let mut params = Params::read(fields, app, caller)?;
+        params.one_choice(fields)?;
         let talk = Talk::read(app, fields)?;
         let ids = app.encode(Self::PROMPT, &talk.text, talk.add_special)?;
         let room = app.engine.limits().context.saturating_sub(ids.len()).max(1);
@@ -202,8 +210,8 @@ impl Endpoint for Messages {
         out.event(&json!({"type": "message_stop"}));
     }
 
-    fn fail(&mut self, _: &Head, why: &ApiError, out: &mut Frames) {
-        out.event(&why.anthropic(None));
+    fn fail(&mut self, head: &Head, why: &ApiError, out: &mut Frames) {
+        out.event(&why.anthropic(Some(&head.incoming.id)));
     }
 }
 

@@ -45,7 +45,7 @@ pub struct App {
     pub metrics: Metrics,
     /// Conversations to go on from.
     pub kept: Kept,
-    pub keys: Keys,
+    pub keys: Arc<Keys>,
     pub limiter: Limiter,
     /// Takes spans of requests.
     pub traces: Option<Exporter>,
@@ -69,7 +69,7 @@ impl App {
         if names.is_empty() || names.iter().any(String::is_empty) {
             return Err(io::Error::other("the model needs a name, and none may be empty"));
         }
-        let keys = Keys::new(&settings.api_keys, settings.key_file.as_deref())?;
+        let keys = settings.keys.clone();
         let limiter = Limiter::new(settings.rates);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));

@@ -56,12 +56,9 @@ impl Batch {
         app.check_ready()?;
         let &Params { n, ref skip, ref stop_strings, .. } = params;
         let told = vec![None; requests.len() * n as usize];
-        let submit = |request| {
-            let stream = app.engine.submit(request)?;
-            Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip.clone())))
-        };
         let prompts = requests.iter().map(|request| request.prompt.len()).sum();
-        let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
+        let answer = |stream| Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip.clone()));
+        let answers = app.engine.submit_all(requests)?.into_iter().map(answer).collect();
         app.limiter.use_tokens(caller, prompts);
         let (submitted, usage) = (Instant::now(), Usage::default());
         Ok(Batch { app: app.clone(), n, answers, submitted, caller, told, usage, trace, over: false })
@@ -133,6 +130,7 @@ impl Batch {
             }
             // Nobody but this could have cancelled it.
             End::Cancelled(_) => Err(ApiError::internal("the request was cancelled")),
+            End::Refused(why) => Err(ApiError::body(why)),
             End::Failed(why) if !self.app.is_ready() => Err(ApiError::unavailable(why)),
             End::Failed(why) => Err(ApiError::internal(why)),
         }

@@ -5,6 +5,7 @@ use astrai_runtime::device::give_back;
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::StatusCode;
@@ -17,6 +18,10 @@ use super::error::ApiError;
 
 /// The beginning of a body that is not counted among all bodies: ordinary requests are never refused for the large ones.
 const FREE: usize = 64 << 10;
+
+/// What is read of a body that is too large, to be dropped: as many bytes as bodies may have, so often, for so long.
+const PASSED: usize = 4;
+const PASSED_IN: Duration = Duration::from_secs(2);
 
 /// Bodies whose memory is given back to the system.
 const LARGE: usize = 1 << 20;
@@ -46,20 +51,36 @@ impl Drop for Received {
     }
 }
 
+/// Reads so many bytes more, and drops them.
+async fn pass(body: &mut Body, most: usize) {
+    let mut passed = 0;
+    while passed < most
+        && let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
+    {
+        passed += frame.data_ref().map_or(0, |data| data.len());
+    }
+}
+
 /// A body, if it is not too large, comes in time, and there is room for it beside the others.
 ///
 /// # Errors
 /// It does not.
 pub async fn receive(app: &App, mut body: Body) -> Result<Received, ApiError> {
-    let limit = app.settings.body_limit;
+    // There is never room for one that is larger than all bodies may be.
+    let limit = app.settings.body_limit.min(app.settings.bodies_limit.saturating_add(FREE));
+    let too_large = || {
+        let message = format!("the body has more than the {limit} bytes that are allowed");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
     let mut got = Received { bytes: Vec::new(), room: None };
     let receive = async {
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
             let frame = frame.map_err(|_| ApiError::body("the body broke off"))?;
             let Ok(data) = frame.into_data() else { continue };
             if got.bytes.len() + data.len() > limit {
-                let message = format!("the body has more than the {limit} bytes that are allowed");
-                return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+                // A client that is still sending when its connection is closed may never read why.
+                let _ = timeout(PASSED_IN, pass(&mut body, limit.saturating_mul(PASSED))).await;
+                return Err(too_large());
             }
             got.bytes.extend_from_slice(&data);
             if !app.grow_room(&mut got.room, got.bytes.len().saturating_sub(FREE)) {

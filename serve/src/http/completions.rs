@@ -34,6 +34,8 @@ pub struct Completions {
     echo: Vec<String>,
     /// Whether log-probabilities of the prompts are shown among those of the answers.
     echo_scores: bool,
+    /// Whether nothing is to follow the prompts: what is sampled, for the engine samples a token at least, is not shown.
+    echo_alone: bool,
     /// Ids of the prompts whose log-probabilities are wanted.
     prompts: Vec<Vec<u32>>,
     /// Choices of which tokens were shown.
@@ -84,9 +86,16 @@ pub fn prompts(fields: &mut Fields, field: &'static str, most: usize) -> Result<
 impl Endpoint for Completions {
     const PREFIX: &'static str = "cmpl-";
     const PROMPT: &'static str = "prompt";
+    const NAMES: &'static [(&'static str, &'static str)] = &[("top_logprobs", "logprobs")];
     const OPERATION: &'static str = "text_completion";
 
     fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
+        let limit = ["max_completion_tokens", "max_tokens"].into_iter().find(|name| fields.has(name));
+        let none = limit.filter(|name| fields.peek(name).and_then(Value::as_u64) == Some(0));
+        let echo_alone = none.is_some() && fields.peek("echo") == Some(&Value::Bool(true));
+        if let Some(name) = none.filter(|_| echo_alone) {
+            fields.put(name, 1.into());
+        }
         let mut params = Params::read(fields, app, caller)?;
         if params.thinking_budget.is_some() {
             return Err(fields.refusal("thinking_token_budget", "is for conversations; leave it out"));
@@ -123,10 +132,11 @@ impl Endpoint for Completions {
         let choices = vec![Delta::default(); all.len().saturating_mul(params.n as usize).min(MOST_CHOICES)];
         let prompts = if params.sampling.prompt_logprobs.is_some() { all.clone() } else { Vec::new() };
         let (offsets, begun) = (Vec::new(), BTreeSet::new());
-        Ok((Completions { echo, echo_scores, prompts, offsets, begun, choices }, params, all))
+        Ok((Completions { echo, echo_scores, echo_alone, prompts, offsets, begun, choices }, params, all))
     }
 
     fn take(&mut self, _: &Head, delta: Delta) {
+        let delta = self.shown(delta);
         if let Some(choice) = self.choices.get_mut(delta.index as usize) {
             choice.append(delta);
         }
@@ -142,7 +152,7 @@ impl Endpoint for Completions {
             choices.push(self.choice(head, Delta { index, text, ..taken }));
         }
         let mut whole = head.object(OBJECT, choices);
-        whole["usage"] = usage(used, 0);
+        whole["usage"] = usage(&self.used(used), 0);
         whole
     }
 
@@ -160,16 +170,34 @@ impl Endpoint for Completions {
     }
 
     fn delta(&mut self, head: &Head, delta: Delta, sampled: usize, out: &mut Frames) {
+        let delta = self.shown(delta);
         let choice = self.choice(head, delta);
-        out.data(&head.chunk(OBJECT, choice, sampled));
+        out.data(&head.chunk(OBJECT, choice, if self.echo_alone { 0 } else { sampled }));
     }
 
     fn end(&mut self, head: &Head, used: &Usage, out: &mut Frames) {
-        head.done(OBJECT, used, 0, out);
+        head.done(OBJECT, &self.used(used), 0, out);
     }
 }
 
 impl Completions {
+    /// What is shown of a delta.
+    fn shown(&self, delta: Delta) -> Delta {
+        match self.echo_alone {
+            true => Delta {
+                text: String::new(),
+                tokens: Vec::new(),
+                ended: delta.ended.map(|_| Ended::Length),
+                ..delta
+            },
+            false => delta,
+        }
+    }
+
+    fn used(&self, used: &Usage) -> Usage {
+        Usage { output: if self.echo_alone { 0 } else { used.output }, ..*used }
+    }
+
     fn choice(&mut self, head: &Head, new: Delta) -> Value {
         let Delta { index, mut text, mut tokens, ended, prompt } = new;
         let first = !tokens.is_empty() && self.begun.insert(index);

@@ -257,7 +257,7 @@ pub async fn score(
     body: Body,
 ) -> Result<Response, ApiError> {
     let read = |fields: &mut Fields, encoder: &Encoder| {
-        let [first, second] = ["text_1", "text_2"].map(|field| prompts(fields, field, MOST_TEXTS / 2));
+        let [first, second] = ["text_1", "text_2"].map(|field| prompts(fields, field, MOST_TEXTS));
         let (first, second) = (first?, second?);
         let (firsts, pairs) = (first.len(), second.len());
         if firsts != 1 && firsts != pairs {

@@ -62,6 +62,27 @@ impl ApiError {
         ApiError::field(param, format!("{what}; shorten the prompt")).with_code("context_length_exceeded")
     }
 
+    /// The same where fields have other names: of these the first that the field has, or that what it is in has.
+    pub fn renamed(self, names: &[(&str, &str)]) -> ApiError {
+        let Some(param) = &self.param else { return self };
+        let inside = |of: &str| param.strip_prefix(of).filter(|r| r.is_empty() || r.starts_with(['.', '[']));
+        let new = names.iter().find_map(|(of, new)| inside(of).map(|rest| format!("{new}{rest}")));
+        match new {
+            Some(new) => self.about(new),
+            None => self,
+        }
+    }
+
+    /// The same, about another field.
+    pub fn about(self, field: String) -> ApiError {
+        let rest = self.param.as_ref().and_then(|param| self.message.strip_prefix(&**param));
+        let message = match rest {
+            Some(rest) => format!("{field}{rest}"),
+            None => self.message,
+        };
+        ApiError { message, param: Some(field), ..self }
+    }
+
     pub fn with_code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }

@@ -186,8 +186,11 @@ macro_rules! read_integer {
         impl Read for $type {
             fn read(value: Value) -> Result<$type, String> {
                 let n = i128::read(value)?;
-                let range = format!("must be from {} to {}, not {n}", <$type>::MIN, <$type>::MAX);
-                n.try_into().map_err(|_| range)
+                let least = i128::from(<$type>::MIN as i64);
+                n.try_into().map_err(|_| match n < least {
+                    true => format!("must be at least {least}, not {n}"),
+                    false => format!("{n} is too large; at most {}", <$type>::MAX),
+                })
             }
         }
     )*};

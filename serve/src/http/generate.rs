@@ -14,7 +14,7 @@ use super::batch::{Batch, Progress};
 use super::body::receive;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::middleware::Caller;
+use super::middleware::{Caller, Incoming};
 use super::params::{Params, StreamOptions};
 use super::sse::{self, Frames};
 use super::traces::Trace;
@@ -24,6 +24,9 @@ use crate::request::Request;
 
 /// Choices of a request, over all its prompts.
 pub const MOST_CHOICES: usize = 256;
+
+/// The newer name of a limit.
+const LIMITS: &[(&str, &str)] = &[("max_tokens", "max_completion_tokens")];
 
 /// Log-probabilities of a request.
 const MOST_LOGPROBS: usize = 1 << 20;
@@ -38,6 +41,9 @@ pub trait Endpoint: Send + Unpin + Sized + 'static {
 
     /// The field that has the prompt.
     const PROMPT: &'static str;
+
+    /// Fields whose names are others where several endpoints read them, each with what its clients call it.
+    const NAMES: &'static [(&'static str, &'static str)] = &[];
 
     /// What it does, in the words of traces.
     const OPERATION: &'static str = "chat";
@@ -79,6 +85,7 @@ pub struct Head {
     pub id: String,
     pub created: u64,
     pub caller: Caller,
+    pub incoming: Arc<Incoming>,
     pub params: Params,
     /// Tokens of all prompts.
     pub prompt: usize,
@@ -98,8 +105,11 @@ impl Head {
         let mut chunk = self.object(object, vec![choice]);
         match self.params.stream {
             Some(StreamOptions { continuous: true, .. }) => {
-                chunk["usage"] =
-                    usage(&Usage { prompt: self.prompt, output: sampled, ..Usage::default() }, 0);
+                // What the prefix cache had is known at the end.
+                let prompt = self.prompt;
+                chunk["usage"] = json!({
+                    "prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled,
+                });
             }
             Some(StreamOptions { usage: true, .. }) => chunk["usage"] = Value::Null,
             _ => {}
@@ -156,6 +166,7 @@ pub async fn generate<E: Endpoint>(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Extension(trace): Extension<Trace>,
+    Extension(incoming): Extension<Arc<Incoming>>,
     content: Body,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
@@ -164,16 +175,17 @@ pub async fn generate<E: Endpoint>(
     let prepared = app
         .spawn_bounded(move |abandoned| {
             let fields = Fields::parse(&content, abandoned)?;
-            prepare::<E>(shared, caller, fields)
+            // Of two names for one limit errors have the one that was given.
+            let limit = if fields.has("max_completion_tokens") { LIMITS } else { &[] };
+            let named = |e: ApiError| e.renamed(limit).renamed(E::NAMES);
+            Ok((prepare::<E>(shared, caller, incoming, fields).map_err(named)?, limit))
         })
         .await?;
-    let (mut endpoint, head, requests) = prepared;
+    let ((mut endpoint, head, requests), limit) = prepared;
     trace.asks(E::OPERATION, &head.id, &head.params);
-    let mut batch = Batch::submit(&app, requests, &head.params, caller.0, trace).map_err(|e| {
-        // The engine knows of prompts, not of where they came from.
-        let param = e.param.as_deref().map(|p| if p == "prompt" { E::PROMPT } else { p }.to_owned());
-        ApiError { param, ..e }
-    })?;
+    // The engine knows of prompts, not of where they came from.
+    let mut batch = Batch::submit(&app, requests, &head.params, caller.0, trace)
+        .map_err(|e| e.renamed(&[("prompt", E::PROMPT)]).renamed(limit).renamed(E::NAMES))?;
     if head.params.stream.is_some() {
         return sse::respond(batch, endpoint, head).await;
     }
@@ -188,7 +200,12 @@ pub async fn generate<E: Endpoint>(
 
 type Prepared<E> = (E, Head, Vec<Request>);
 
-fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Result<Prepared<E>, ApiError> {
+fn prepare<E: Endpoint>(
+    app: Arc<App>,
+    caller: Caller,
+    incoming: Arc<Incoming>,
+    mut fields: Fields,
+) -> Result<Prepared<E>, ApiError> {
     let (endpoint, params, mut prompts) = E::read(&mut fields, &app, caller)?;
     if let Some(most) = params.truncation {
         prompts.iter_mut().for_each(|prompt| drop(prompt.drain(..prompt.len().saturating_sub(most))));
@@ -232,7 +249,8 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
         }
     };
     let requests = prompts.into_iter().map(request).collect();
-    Ok((endpoint, Head { app, id, created: now(), caller, params, prompt, prompts: shown }, requests))
+    let head = Head { app, id, created: now(), caller, incoming, params, prompt, prompts: shown };
+    Ok((endpoint, head, requests))
 }
 
 /// Whether prompt and answer fit the context; the error has a code of its own, by which clients shorten their prompts.

@@ -1,7 +1,7 @@
 //! API keys. In: keys of the command line, and a file of more, which may change while the server runs. Out: whether a key is one of them. What
 //! is kept of a key is its SHA-256: all are of one length and show nothing of the key.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const LARGEST: u64 = 1 << 20;
 
 /// The keys of a server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Keys {
     given: Vec<KeyHash>,
     file: Option<KeyFile>,
@@ -36,6 +36,8 @@ struct Read {
     keys: Vec<KeyHash>,
     /// Of the file as it was read.
     modified: Option<SystemTime>,
+    /// The same of a file that could not be.
+    refused: Option<Option<SystemTime>>,
     looked: Instant,
 }
 
@@ -77,7 +79,7 @@ impl Keys {
             None => None,
             Some(path) => {
                 let modified = modified(path);
-                let read = Read { keys: read(path)?, modified, looked: Instant::now() };
+                let read = Read { keys: read(path)?, modified, refused: None, looked: Instant::now() };
                 Some(KeyFile { path: path.into(), read: Mutex::new(read) })
             }
         };
@@ -109,17 +111,25 @@ impl Keys {
 }
 
 impl KeyFile {
-    /// Reads the file again if it has changed; one that cannot be read, or has no key, changes nothing.
+    /// Reads the file again if it has changed. One that cannot be read, or has no key, changes nothing but is told of: it may be half written,
+    /// and must neither let everybody in nor nobody.
     fn renew(&self, known: &mut Read) {
         if known.looked.elapsed() < LOOK {
             return;
         }
         known.looked = Instant::now();
         let now = modified(&self.path);
-        if now != known.modified
-            && let Ok(keys) = read(&self.path)
-        {
-            (known.keys, known.modified) = (keys, now);
+        if now == known.modified {
+            return;
+        }
+        match read(&self.path) {
+            Ok(keys) => (known.keys, known.modified, known.refused) = (keys, now, None),
+            Err(why) if known.refused != Some(now) => {
+                known.refused = Some(now);
+                // Whoever does not read it does not want it.
+                let _ = writeln!(io::stderr(), "warning: {why}; the keys that were read before stay");
+            }
+            Err(_) => {}
         }
     }
 }

@@ -24,15 +24,20 @@ fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
     json!({"token": String::from_utf8_lossy(&bytes), "logprob": number(logprob), "bytes": bytes})
 }
 
-/// Of a chat's tokens: each with the likeliest in its place. Null if they were not asked for.
-pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
+/// Of tokens: each with the likeliest in its place. None if they were not asked for.
+pub fn each(tokenizer: &Tokenizer, tokens: &[Token]) -> Option<Vec<Value>> {
     let one = |token: &Token| {
         let Logprobs { chosen, top } = token.logprobs.as_ref()?;
         let mut shown = entry(tokenizer, token.id, *chosen);
         shown["top_logprobs"] = top.iter().map(|(id, x)| entry(tokenizer, *id, *x)).collect();
         Some(shown)
     };
-    match tokens.iter().map(one).collect::<Option<Vec<Value>>>() {
+    tokens.iter().map(one).collect()
+}
+
+/// Of a chat's tokens. Null if they were not asked for.
+pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
+    match each(tokenizer, tokens) {
         Some(content) if !content.is_empty() => json!({"content": content, "refusal": null}),
         _ => Value::Null,
     }
@@ -65,7 +70,8 @@ pub fn completion(tokenizer: &Tokenizer, tokens: &[Token], offset: &mut usize) -
             likeliest
         });
         offsets.push(*offset);
-        *offset += shown.chars().count();
+        // A character of several tokens begins with the first of them.
+        *offset += tokenizer.bytes(*id).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
         texts.push(shown);
         own.push(logprobs.as_ref().map(|l| number(l.chosen)));
         tops.push(likeliest);

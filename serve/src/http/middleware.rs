@@ -1,14 +1,20 @@
 //! What every request passes: an id, the rules for browsers, the key. Outside all of it stands the guard against panics.
 
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
@@ -52,6 +58,15 @@ pub const PATHS: [&str; 21] = [
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
 ];
+
+/// A request as it came, for whoever answers it.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Its id.
+    pub id: String,
+    /// Why the answer broke off that had begun.
+    pub failure: OnceLock<String>,
+}
 
 /// Who calls: the hash of the key that was given, where keys are asked for.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +117,9 @@ async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next)
         (1..=LONGEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain)
     });
     let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.new_id())).ok());
+    let told = id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned();
+    let incoming = Arc::new(Incoming { id: told, failure: OnceLock::new() });
+    request.extensions_mut().insert(incoming.clone());
     let path = request.uri().path().trim_end_matches('/');
     let (method, started) = (request.method().clone(), Instant::now());
     let anthropic = speaks_anthropic(path, request.headers());
@@ -114,9 +132,17 @@ async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next)
     request.extensions_mut().insert(trace.clone());
     // Servers behind others that take a different one of two would be told different requests.
     let hosts = request.headers().get_all(header::HOST).iter().count();
-    let mut response = match hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11 {
-        true => next.run(request).await,
-        false => ApiError::body(format!("a request has one Host header, not {hosts}")).into_response(),
+    let mut encodings = request.headers().get_all(header::CONTENT_ENCODING).iter();
+    let encoded = encodings.find(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let mut response = match encoded {
+        _ if hosts > 1 || hosts == 0 && request.version() >= Version::HTTP_11 => {
+            ApiError::body(format!("a request has one Host header, not {hosts}")).into_response()
+        }
+        Some(encoding) => {
+            let what = format!("a body in the encoding {encoding:?} is not read; send it as it is");
+            ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, what).into_response()
+        }
+        None => next.run(request).await,
     };
     let status = response.status().as_u16();
     app.metrics.response(path, status);
@@ -124,9 +150,7 @@ async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next)
     if let Some(value) = trace.traceparent().and_then(|value| HeaderValue::try_from(value).ok()) {
         response.headers_mut().insert(TRACEPARENT, value);
     }
-    if app.settings.log {
-        log(&method, path, &response, id.as_ref(), started);
-    }
+    let line = app.settings.log.then(|| Line::of(&method, path, &response, incoming, started));
     if let Some(why) = response.extensions_mut().remove::<ApiError>().filter(|_| anthropic) {
         response = in_anthropics_form(response, &why, id.as_ref());
     }
@@ -136,20 +160,84 @@ async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next)
         }
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    response
+    match line {
+        Some(line) => {
+            response.map(|body| Body::new(Logged { whole: line.head || body.is_end_stream(), body, line }))
+        }
+        None => response,
+    }
 }
 
-/// Tells of a request on a line: when its answer began, what it was, who asked (the beginning of the hash of a key), how long that took.
-fn log(method: &Method, path: &str, response: &Response, id: Option<&HeaderValue>, started: Instant) {
-    let caller = response.extensions().get::<Caller>().and_then(|caller| caller.0);
-    let line = serde_json::json!({
-        "time": now(), "request_id": id.and_then(|id| id.to_str().ok()), "method": method.as_str(), "path": path,
-        "status": response.status().as_u16(), "seconds": started.elapsed().as_secs_f64(),
-        "key": caller.map(|hash| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
-        "error": response.extensions().get::<ApiError>().map(|why| &why.message),
-    });
-    // Whoever does not read it does not want it.
-    let _ = writeln!(io::stderr(), "{line}");
+/// What is told of a request on a line, when its answer has ended: what it was, who asked (the beginning of the hash of a key), how long that
+/// took, and what went wrong.
+struct Line {
+    incoming: Arc<Incoming>,
+    fields: Value,
+    error: Option<String>,
+    /// Whether nobody waits for a body.
+    head: bool,
+    started: Instant,
+}
+
+impl Line {
+    fn of(
+        method: &Method,
+        path: &str,
+        response: &Response,
+        incoming: Arc<Incoming>,
+        started: Instant,
+    ) -> Line {
+        let caller = response.extensions().get::<Caller>().and_then(|caller| caller.0);
+        let key = caller.map(|hash| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        let fields = json!({
+            "request_id": incoming.id, "method": method.as_str(), "path": path, "status": response.status().as_u16(), "key": key,
+        });
+        let error = response.extensions().get::<ApiError>().map(|why| why.message.clone());
+        Line { incoming, fields, error, head: method == Method::HEAD, started }
+    }
+}
+
+/// A response's body, of whose end a line tells.
+struct Logged {
+    body: Body,
+    line: Line,
+    /// Whether all of it was taken.
+    whole: bool,
+}
+
+impl http_body::Body for Logged {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.whole |= matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        let left = || (!self.whole).then(|| "the client has left".to_owned());
+        let broke_off = self.line.incoming.failure.get().cloned();
+        let Line { fields, error, started, .. } = &mut self.line;
+        fields["time"] = json!(now());
+        fields["seconds"] = json!(started.elapsed().as_secs_f64());
+        fields["error"] = json!(error.take().or(broke_off).or_else(left));
+        // Whoever does not read it does not want it.
+        let _ = writeln!(io::stderr(), "{fields}");
+    }
 }
 
 /// Whether errors are to have the form of Anthropic's API.
@@ -163,10 +251,9 @@ fn in_anthropics_form(response: Response, why: &ApiError, id: Option<&HeaderValu
     let mut new = super::api::json(&body);
     let overloaded = StatusCode::from_u16(529).ok().filter(|_| why.status == StatusCode::SERVICE_UNAVAILABLE);
     *new.status_mut() = overloaded.unwrap_or(response.status());
-    for name in [header::RETRY_AFTER, header::ALLOW] {
-        if let Some(value) = response.headers().get(&name) {
-            new.headers_mut().insert(name, value.clone());
-        }
+    let of_body = |name: &HeaderName| [header::CONTENT_TYPE, header::CONTENT_LENGTH].contains(name);
+    for (name, value) in response.headers().iter().filter(|(name, _)| !of_body(name)) {
+        new.headers_mut().append(name.clone(), value.clone());
     }
     new
 }

@@ -131,7 +131,10 @@ fn allowed_ids(value: Value) -> Result<Vec<u32>, String> {
 fn bad_words(fields: &mut Fields, app: &App) -> Result<Vec<Vec<u32>>, ApiError> {
     let words: Vec<String> = fields.list("bad_words", MOST_BAD_WORDS / 2)?;
     let mut runs = BTreeSet::new();
-    for word in words.iter().map(|word| word.trim_start()).filter(|word| !word.is_empty()) {
+    for (i, word) in words.iter().map(|word| word.trim_start_matches(' ')).enumerate() {
+        if word.is_empty() {
+            return Err(fields.refusal(&format!("bad_words[{i}]"), "is empty; give a word, or leave it out"));
+        }
         for text in [word.to_owned(), format!(" {word}")] {
             runs.insert(app.encode("bad_words", &text, false)?);
         }
@@ -195,6 +198,17 @@ const REFUSED: [Refused; 10] = [
 ];
 
 impl Params {
+    /// Refuses several choices, where an answer is one.
+    ///
+    /// # Errors
+    /// There are to be several.
+    pub fn one_choice(&self, fields: &Fields) -> Result<(), ApiError> {
+        match self.n {
+            1 => Ok(()),
+            n => Err(fields.refusal("n", format!("must be 1, not {n}; /v1/chat/completions gives several"))),
+        }
+    }
+
     /// Reads the fields; what is left of them is the endpoint's own.
     ///
     /// # Errors
@@ -222,14 +236,15 @@ impl Params {
         }
         let stops = stops(fields)?;
         let stop_strings = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
-        let stop_strings = stop_strings.map_err(|e| match e {
-            StopError::Empty(i) => {
-                ApiError::field(format!("stop[{i}]"), "is empty; give a character at least")
-            }
-            StopError::TooLong(n) => {
-                fields.refusal("stop", format!("{n} bytes of stop strings are too many"))
-            }
-        })?;
+        let stop_strings =
+            stop_strings.map(|stops| stops.after(sampling.min_tokens)).map_err(|e| match e {
+                StopError::Empty(i) => {
+                    ApiError::field(format!("stop[{i}]"), "is empty; give a character at least")
+                }
+                StopError::TooLong(n) => {
+                    fields.refusal("stop", format!("{n} bytes of stop strings are too many"))
+                }
+            })?;
         Ok(Params {
             model,
             adapter,
@@ -268,6 +283,9 @@ pub fn model(fields: &mut Fields, app: &App) -> Result<(String, Option<AdapterId
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     match fields.raw("stop") {
         None => Ok(Vec::new()),
+        Some(Value::String(none)) if none.is_empty() => {
+            Err(fields.refusal("stop", "is empty; give a character at least, or leave it out"))
+        }
         Some(Value::String(one)) => Ok(vec![one]),
         Some(Value::Array(list)) if list.len() > MOST_STOPS => {
             let n = list.len();

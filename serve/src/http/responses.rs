@@ -10,11 +10,12 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generate::{Asked, Endpoint, Head};
+use super::logprobs;
 use super::middleware::Caller;
 use super::params::Params;
 use super::sse::Frames;
 use super::talk::{Said, Talk, Turn};
-use crate::answer::{Delta, Ended};
+use crate::answer::{Delta, Ended, Token};
 use crate::engine::Usage;
 use crate::markup::{Call, Piece};
 
@@ -34,6 +35,8 @@ pub struct Responses {
     items: Vec<Value>,
     /// The item that is open: a message, or a thought.
     open: Option<Open>,
+    /// Tokens with log-probabilities whose text has not come yet.
+    untold: Vec<Token>,
     ended: Option<Ended>,
     sequence: u64,
 }
@@ -43,6 +46,8 @@ struct Open {
     thought: bool,
     id: String,
     text: String,
+    /// Of the tokens of the text, if they are asked for.
+    logprobs: Vec<Value>,
 }
 
 impl Open {
@@ -62,7 +67,9 @@ impl Open {
     fn part(&self) -> Value {
         match self.thought {
             true => json!({"type": "reasoning_text", "text": self.text}),
-            false => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+            false => json!({
+                "type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs,
+            }),
         }
     }
 
@@ -98,7 +105,7 @@ impl Responses {
         }
         self.close("completed", out);
         let id = format!("{}{}", if thought { "rs_" } else { "msg_" }, head.app.new_id());
-        let open = Open { thought, id, text: String::new() };
+        let open = Open { thought, id, text: String::new(), logprobs: Vec::new() };
         let (item, part) = (open.item("in_progress"), open.part());
         self.open = Some(open);
         let at = self.items.len();
@@ -106,11 +113,17 @@ impl Responses {
         self.of_part("response.content_part.added", json!({"part": part}), out);
     }
 
-    fn add(&mut self, text: &str, out: &mut Frames) {
+    fn add(&mut self, head: &Head, text: &str, out: &mut Frames) {
+        let tokens = std::mem::take(&mut self.untold);
         let Some(open) = &mut self.open else { return };
         open.text.push_str(text);
         let kind = format!("{}.delta", open.kind());
-        let more = if open.thought { json!({"delta": text}) } else { json!({"delta": text, "logprobs": []}) };
+        let mut more = json!({"delta": text});
+        if !open.thought {
+            let logprobs = logprobs::each(&head.app.tokenizer, &tokens).unwrap_or_default();
+            more["logprobs"] = json!(logprobs);
+            open.logprobs.extend(logprobs);
+        }
         self.of_part(&kind, more, out);
     }
 
@@ -118,7 +131,10 @@ impl Responses {
         let Some(open) = &self.open else { return };
         let (kind, text, part, item) =
             (format!("{}.done", open.kind()), open.text.clone(), open.part(), open.item(status));
-        let done = if open.thought { json!({"text": text}) } else { json!({"text": text, "logprobs": []}) };
+        let mut done = json!({"text": text});
+        if !open.thought {
+            done["logprobs"] = json!(open.logprobs);
+        }
         self.of_part(&kind, done, out);
         self.of_part("response.content_part.done", json!({"part": part}), out);
         let at = self.items.len();
@@ -148,19 +164,27 @@ impl Responses {
     }
 
     fn read_delta(&mut self, head: &Head, delta: &Delta, out: &mut Frames) {
+        let thought = self.turn.reasoning;
         let pieces = self.turn.read(delta);
         self.said.add(pieces.clone());
+        if head.params.sampling.logprobs.is_some() && self.turn.reasoning == thought {
+            let hidden = usize::from(matches!(delta.ended, Some(Ended::Eos | Ended::StopId(_))));
+            self.untold.extend(delta.tokens[..delta.tokens.len().saturating_sub(hidden)].iter().cloned());
+        }
         for piece in pieces {
             match piece {
                 Piece::Content(text) => {
                     self.open(false, head, out);
-                    self.add(&text, out);
+                    self.add(head, &text, out);
                 }
                 Piece::Reasoning(text) => {
                     self.open(true, head, out);
-                    self.add(&text, out);
+                    self.add(head, &text, out);
                 }
-                Piece::Call(call) => self.call(head, &call, out),
+                Piece::Call(call) => {
+                    self.untold.clear();
+                    self.call(head, &call, out);
+                }
             }
         }
         self.ended = delta.ended;
@@ -202,7 +226,12 @@ impl Responses {
 
 /// A conversation, and the ids of its prompt.
 fn prompt(app: &App, fields: &mut Fields) -> Result<(Talk, Vec<u32>), ApiError> {
-    let talk = Talk::read(app, fields)?;
+    // Several items may be one message.
+    let of_items = |e: ApiError| match e.param.as_deref() {
+        Some(param) if param.starts_with("messages") => e.about(Responses::PROMPT.into()),
+        _ => e,
+    };
+    let talk = Talk::read(app, fields).map_err(of_items)?;
     let ids = app.encode(Responses::PROMPT, &talk.text, talk.add_special)?;
     Ok((talk, ids))
 }
@@ -240,6 +269,13 @@ fn fitting(app: &App, fields: &mut Fields, most: usize) -> Result<(Talk, Vec<u32
 impl Endpoint for Responses {
     const PREFIX: &'static str = "resp_";
     const PROMPT: &'static str = "input";
+    const NAMES: &'static [(&'static str, &'static str)] = &[
+        ("max_tokens", "max_output_tokens"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("response_format.json_schema", "text.format"),
+        ("response_format", "text.format"),
+        ("reasoning_effort", "reasoning.effort"),
+    ];
 
     fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
         let repeated = translate::repeated(fields);
@@ -254,6 +290,7 @@ impl Endpoint for Responses {
             })?,
         };
         let messages = translate::request(fields, before)?;
+        let likeliest = translate::likeliest(fields)?;
         let keep = fields.or("store", true)?;
         let shortens = match fields.take::<String>("truncation")?.as_deref() {
             None | Some("disabled") => false,
@@ -261,6 +298,8 @@ impl Endpoint for Responses {
             Some(_) => return Err(fields.refusal("truncation", "must be \"auto\" or \"disabled\"")),
         };
         let mut params = Params::read(fields, app, caller)?;
+        params.one_choice(fields)?;
+        params.sampling.logprobs = likeliest;
         let (talk, ids) = match shortens {
             false => prompt(app, fields)?,
             true => fitting(app, fields, params.sampling.max_tokens.unwrap_or(1))?,
@@ -269,8 +308,18 @@ impl Endpoint for Responses {
         talk.constraint(app, &mut params)?;
         let (turn, said, items) = (talk.turn(), Said::default(), Vec::new());
         let messages = keep.then_some(messages);
-        let responses =
-            Responses { talk, turn, repeated, messages, said, items, open: None, ended: None, sequence: 0 };
+        let responses = Responses {
+            talk,
+            turn,
+            repeated,
+            messages,
+            said,
+            items,
+            open: None,
+            untold: vec![],
+            ended: None,
+            sequence: 0,
+        };
         Ok((responses, params, vec![ids]))
     }
 
@@ -306,7 +355,12 @@ impl Endpoint for Responses {
 
     fn fail(&mut self, head: &Head, why: &ApiError, out: &mut Frames) {
         self.close("incomplete", out);
-        let error = json!({"code": "server_error", "message": why.message});
+        let code = match why.status.as_u16() {
+            429 => "rate_limit_exceeded",
+            500.. => "server_error",
+            _ => "invalid_prompt",
+        };
+        let error = json!({"code": code, "message": why.message});
         let response = self.response(head, "failed", None, error);
         self.event("response.failed", json!({"response": response}), out);
     }

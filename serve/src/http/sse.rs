@@ -89,7 +89,10 @@ impl<E: Endpoint> Events<E> {
                 deltas.into_iter().for_each(|delta| self.endpoint.delta(&self.head, delta, sampled, out));
             }
             Some(Progress::End(Ok(used))) => self.endpoint.end(&self.head, &used, out),
-            Some(Progress::End(Err(why))) => self.endpoint.fail(&self.head, &why, out),
+            Some(Progress::End(Err(why))) => {
+                self.endpoint.fail(&self.head, &why, out);
+                let _ = self.head.incoming.failure.set(why.message);
+            }
             None => {}
         }
     }

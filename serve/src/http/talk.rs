@@ -66,7 +66,8 @@ impl Talk {
             let what = "the model has no chat template; use /v1/completions";
             return Err(ApiError::field("messages", what));
         };
-        let given = fields.raw("messages").unwrap_or_default();
+        let mut given = fields.raw("messages").unwrap_or_default();
+        refusals_as_texts(&mut given);
         let mut messages = Message::list(given)?;
         Message::check(&messages)?;
         messages.iter().enumerate().try_for_each(|(i, message)| texts_only(i, message))?;
@@ -275,6 +276,16 @@ impl Said {
     }
 }
 
+/// A refusal among an assistant's parts is what it said.
+fn refusals_as_texts(messages: &mut Value) {
+    for message in messages.as_array_mut().into_iter().flatten() {
+        let parts = message.get_mut("content").and_then(Value::as_array_mut);
+        for part in parts.into_iter().flatten().filter(|part| part["type"] == "refusal") {
+            *part = json!({"type": "text", "text": part["refusal"]});
+        }
+    }
+}
+
 fn texts_only(i: usize, message: &Message) -> Result<(), ApiError> {
     let parts = message.fields().get("content").and_then(Value::as_array);
     for (j, part) in parts.into_iter().flatten().enumerate() {
@@ -304,6 +315,11 @@ fn tools(fields: &mut Fields) -> Result<(Option<Vec<Value>>, Choice), ApiError> 
         if function.and_then(|f| f.get("parameters")).is_some_and(|p| !p.is_object() && !p.is_null()) {
             let what = "must be a JSON schema, an object";
             return Err(fields.refusal(&format!("tools[{i}].function.parameters"), what));
+        }
+        let kind = function.and_then(|f| f.get("parameters")?.get("type")?.as_str());
+        if kind.is_some_and(|kind| kind != "object") {
+            let what = "must be \"object\": arguments have names";
+            return Err(fields.refusal(&format!("tools[{i}].function.parameters.type"), what));
         }
     }
     let choice = choice(fields)?;

@@ -19,6 +19,7 @@ mod traces;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -26,7 +27,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Ending, HttpSettings, Rates, Served, serve};
+use super::{Ending, HttpServer, HttpSettings, Keys, Rates, Served};
 use crate::engine::{Engine, Handle, Settings};
 use crate::template::ChatTemplate;
 use crate::tests::alphabet::{Alphabet, SIZES, tokenizer};
@@ -42,7 +43,7 @@ struct Server {
     address: SocketAddr,
     engine: Handle,
     stop: Option<oneshot::Sender<Ending>>,
-    serving: Option<JoinHandle<std::io::Result<()>>>,
+    serving: Option<JoinHandle<()>>,
     runtime: Runtime,
 }
 
@@ -71,8 +72,14 @@ impl Server {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let told = async { stopped.await.unwrap_or(Ending::Leave) };
-        let serving = runtime.spawn(serve(listener, served, told));
+        let serving = runtime.spawn(HttpServer::new(served).unwrap().serve(listener, told));
         Server { address, engine: handle, stop: Some(stop), serving: Some(serving), runtime }
+    }
+
+    /// Settings with these keys.
+    fn keyed(keys: &[&str]) -> HttpSettings {
+        let keys: Vec<String> = keys.iter().map(|key| key.to_string()).collect();
+        HttpSettings { keys: Arc::new(Keys::new(&keys, None).unwrap()), ..HttpSettings::default() }
     }
 
     fn connect(&self) -> TcpStream {
@@ -130,7 +137,6 @@ impl Server {
         self.runtime
             .block_on(async { tokio::time::timeout(Duration::from_secs(20), serving).await })
             .expect("the server does not return")
-            .unwrap()
             .unwrap();
     }
 

@@ -9,12 +9,14 @@ use crate::tokenizer::{DecodeStream, Skip, Tokenizer, TokenizerError};
 pub struct TextStream {
     decode: DecodeStream,
     matcher: StopMatcher,
+    /// Tokens to come whose text no stop string ends.
+    free: usize,
 }
 
 impl TextStream {
     /// Begins an answer; special tokens are left out as `skip` says.
     pub fn new(tokenizer: &Tokenizer, skip: impl Into<Skip>, stops: &StopStrings) -> TextStream {
-        TextStream { decode: tokenizer.stream(skip), matcher: stops.matcher() }
+        TextStream { decode: tokenizer.stream(skip), matcher: stops.matcher(), free: stops.after }
     }
 
     /// Takes the next id; gives what may be shown by now. After a stop nothing is taken.
@@ -26,6 +28,10 @@ impl TextStream {
             return Ok(self.matcher.push(""));
         }
         let piece = self.decode.push(id)?;
+        if self.free > 0 {
+            self.free -= 1;
+            return Ok(Shown { text: piece, stopped: None });
+        }
         Ok(self.matcher.push(&piece))
     }
 

@@ -12,6 +12,10 @@ fn chat(flags: &[&str]) -> Command {
 
 fn lines(out: &Output) -> Vec<String> {
     assert!(out.status.success(), "{}", utf8(&out.stderr));
+    said(out)
+}
+
+fn said(out: &Output) -> Vec<String> {
     utf8(&out.stdout).lines().map(str::to_string).collect()
 }
 
@@ -36,8 +40,8 @@ fn a_conversation_that_is_too_long_is_told_how_to_go_on() {
     let long = "t9 ".repeat(130);
     let out = feed(chat(&["--max-tokens", "4"]), &format!("t10\n{long}\nt11\n/reset\nt10\n"));
     let first = greedy("t4 t10 t6", 4);
-    let got = lines(&out);
-    assert_eq!(got.len(), 3, "{got:?}");
+    let got = said(&out);
+    assert!(got.len() == 3 && out.status.code() == Some(1), "{got:?}");
     assert_eq!((&got[0], &got[2]), (&first, &first));
     assert_eq!(
         got[1],

@@ -178,6 +178,11 @@ fn a_gradient_that_is_no_number_costs_one_step_and_no_more() {
         let (spoilt, steps) = (state(&engine), [batch(&[40, 29], 1)]);
         assert!(!engine.step(&steps, 1e-3).unwrap().applied);
         assert!(state(&engine) == spoilt, "a step without a gradient changed something");
+        let mut none = PackedBatch::default();
+        none.push(&[1, 2, 3], &[-100; 3]);
+        let step = engine.step(&[none], 1e-3).unwrap();
+        assert!(!step.applied && step.targets == 0 && step.loss.is_nan(), "{step:?}");
+        assert!(state(&engine) == spoilt, "a step without a target changed something");
         engine.buffers().write(&name, |b| b.copy_from_slice(&whole)).unwrap();
         let step = engine.step(&steps, 1e-3).unwrap();
         assert!(step.applied && step.loss.is_finite(), "accumulate {accumulate}: {step:?}");

@@ -358,4 +358,9 @@ fn what_a_strategy_has_not_is_refused() {
     fs::write(&uneven, format!("{}\n{second}\n", record("grpo", 0))).unwrap();
     let line = refused(&mut train(&out, "grpo", &uneven, 1));
     assert!(line.contains("record 1: 2 answers, the first group has 3"), "{line}");
+    // A conversation may be shorter than a sequence, also where there is no other.
+    let one = here.join("one.jsonl");
+    fs::write(&one, format!("{}\n", record("sft", 0))).unwrap();
+    let short = train(&here.join("short"), "sft", &one, 2).output().unwrap();
+    assert!(short.status.success(), "{}", String::from_utf8_lossy(&short.stderr));
 }

@@ -300,6 +300,9 @@ fn the_command_line_gives_vectors_and_refuses_the_rest() {
         file.get("embedding").unwrap().to_f32(&mut got).unwrap();
         assert!(got.iter().zip(&want).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-4), "{got:?}");
     }
+    let own = format!("{model}/model.safetensors");
+    let line = astrai(&["run", &model, "--inputs", &inputs, "--outputs", &own]).unwrap_err();
+    assert!(line.contains("model.safetensors is read, or part of what is"), "{line}");
     let compiled = astrai(&["compile", &model, "--seq", "32", "--strict"]).unwrap();
     assert!(compiled.contains("kernels"), "{compiled}");
     let config = format!("{model}/config.json");

@@ -42,6 +42,20 @@ const MANY: u32 = 63;
 /// Clocks of reads have 26 bits from this origin.
 const LONG: u32 = 1 << 25;
 
+/// What a write leaves in a granule.
+#[inline(always)]
+fn entry(c: &Clocks, who: Who) -> u64 {
+    let flags = if who.strong { ATOMIC } else { 0 };
+    u64::from(c.now(who.warp)) << 32 | flags | (who.warp as u64) << 8 | who.lane as u64
+}
+
+/// What a read of a lane leaves in a granule of its warp, at so many clocks since the origin.
+#[inline(always)]
+fn mark(read: &mut u32, now: u32, lane: usize) {
+    let other = *read >> 6 == now && *read & MANY != lane as u32;
+    *read = now << 6 | if other { MANY } else { lane as u32 };
+}
+
 /// Shadow of a block's shared memory.
 pub(crate) struct SharedShadow {
     shift: u32,
@@ -114,8 +128,7 @@ impl SharedShadow {
             if !Self::last_write(c, who, *e)? {
                 return Err(conflict(Kind::NeverWritten, String::new()));
             }
-            let other = *r >> 6 == now && *r & MANY != who.lane as u32;
-            *r = now << 6 | if other { MANY } else { who.lane as u32 };
+            mark(r, now, who.lane);
         }
         Ok(())
     }
@@ -123,14 +136,14 @@ impl SharedShadow {
     /// A read by these lanes at once; false where not every byte is known to be there and ordered before for each of them: then each lane is
     /// to be asked by itself.
     pub fn read_together(&mut self, c: &Clocks, who: Who, lanes: u32, at: &[u64; 32], n: usize) -> bool {
-        let now = (c.now(who.warp) - self.origin + 1) << 6;
+        let now = c.now(who.warp) - self.origin + 1;
         let (cells, shift, order) = (self.writes.len(), self.shift, c.order(who.warp));
         let reads = &mut self.reads[who.warp * cells..][..cells];
         let mut before = None;
         for l in (0..32).filter(|l| lanes >> l & 1 == 1) {
             let (first, last) = (at[l] as usize >> shift, (at[l] as usize + n - 1) >> shift);
             if before == Some(at[l]) {
-                reads[first..=last].fill(now | MANY);
+                reads[first..=last].fill(now << 6 | MANY);
                 continue;
             }
             before = Some(at[l]);
@@ -138,8 +151,7 @@ impl SharedShadow {
                 if ((e >> 32) as u32) < c.base || !order.written(*e, who.strong) {
                     return false;
                 }
-                let other = *r >> 6 == now >> 6 && *r & MANY != l as u32;
-                *r = now | if other { MANY } else { l as u32 };
+                mark(r, now, l);
             }
         }
         true
@@ -147,22 +159,15 @@ impl SharedShadow {
 
     /// A write by these lanes at once; false as above.
     pub fn write_together(&mut self, c: &Clocks, who: Who, lanes: u32, at: &[u64; 32], n: usize) -> bool {
-        let flags = if who.strong { ATOMIC } else { 0 };
-        let entry = u64::from(c.now(who.warp)) << 32 | flags | (who.warp as u64) << 8;
-        let (cells, order) = (self.writes.len(), c.order(who.warp));
+        let order = c.order(who.warp);
         for l in (0..32).filter(|l| lanes >> l & 1 == 1) {
             for cell in self.cells(at[l] as usize, n) {
                 let e = self.writes[cell];
                 let written = (e >> 32) as u32 >= c.base && !order.written(e, who.strong);
-                let read = (0..self.warps).any(|v| {
-                    let r = self.reads[v * cells + cell];
-                    let clock = (self.origin - 1).wrapping_add(r >> 6);
-                    r != 0 && clock >= c.base && !order.after(v, clock)
-                });
-                if written || read {
+                if written || self.readers(c, cell).any(|(v, clock, _)| !order.after(v, clock)) {
                     return false;
                 }
-                self.writes[cell] = entry | l as u64;
+                self.writes[cell] = entry(c, Who { lane: l, ..who });
             }
         }
         true
@@ -171,25 +176,29 @@ impl SharedShadow {
     /// A write of bytes; `flight` where they come later.
     #[inline(always)]
     pub fn write(&mut self, c: &Clocks, who: Who, at: usize, n: usize, flight: bool) -> Result<(), Conflict> {
-        let flags = if flight { FLIGHT } else { 0 } | if who.strong { ATOMIC } else { 0 };
-        let entry = u64::from(c.now(who.warp)) << 32 | flags | (who.warp as u64) << 8 | who.lane as u64;
         for cell in self.cells(at, n) {
             Self::last_write(c, who, self.writes[cell])?;
             self.no_reader(c, who, cell)?;
-            self.writes[cell] = entry;
+            self.writes[cell] = entry(c, who) | if flight { FLIGHT } else { 0 };
         }
         Ok(())
     }
 
+    /// Warps that read the granule in this block, each with the clock of its last read and the lane, or [`MANY`].
+    #[inline(always)]
+    fn readers(&self, c: &Clocks, cell: usize) -> impl Iterator<Item = (usize, u32, usize)> {
+        let (base, origin) = (c.base, self.origin);
+        let reads =
+            self.reads.iter().skip(cell).step_by(self.writes.len().max(1)).take(self.warps).enumerate();
+        reads.filter(|(_, r)| **r != 0).filter_map(move |(v, r)| {
+            let clock = (origin - 1).wrapping_add(r >> 6);
+            (clock >= base).then_some((v, clock, (r & MANY) as usize))
+        })
+    }
+
     #[inline(always)]
     fn no_reader(&self, c: &Clocks, who: Who, cell: usize) -> Result<(), Conflict> {
-        for v in 0..self.warps {
-            let r = self.reads[v * self.writes.len() + cell];
-            let clock = (self.origin - 1).wrapping_add(r >> 6);
-            if r == 0 || clock < c.base {
-                continue;
-            }
-            let lane = (r & MANY) as usize;
+        for (v, clock, lane) in self.readers(c, cell) {
             if v == who.warp {
                 if !c.lane_after(v, who.lane, lane, clock) {
                     return Err(conflict(Kind::WarpRace, format!("lane {lane} reads it")));
@@ -204,9 +213,8 @@ impl SharedShadow {
 
     /// Bytes of an asynchronous copy are there.
     pub fn land(&mut self, c: &Clocks, who: Who, at: usize, n: usize) {
-        let entry = u64::from(c.now(who.warp)) << 32 | (who.warp as u64) << 8 | who.lane as u64;
         for cell in self.cells(at, n) {
-            self.writes[cell] = entry;
+            self.writes[cell] = entry(c, Who { strong: false, ..who });
         }
     }
 }

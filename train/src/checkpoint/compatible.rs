@@ -119,7 +119,12 @@ pub fn check_same_data(checkpoint: &Opened, data: &str) -> Result<(), FileError>
 fn model(text: &str, path: &Path) -> Result<Value, FileError> {
     let reading = ModelConfig::parse(text, &path.display().to_string());
     let reading = reading.map_err(|e| FileError::refused(path, one_line(&e.to_string())))?;
-    Ok(reading.config.save())
+    let mut keys = reading.config.save();
+    // A checkpoint says these of its own weights and tokenizer.
+    for key in ["torch_dtype", "dtype", "bos_token_id", "eos_token_id", "pad_token_id"] {
+        keys.as_object_mut().and_then(|keys| keys.remove(key));
+    }
+    Ok(keys)
 }
 
 /// The first key in which two values differ, with both.

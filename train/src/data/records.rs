@@ -182,7 +182,8 @@ impl Records {
         let first = if self.count > 0 { of(0) } else { 1 };
         match (0..self.count).find(|&i| of(i) != first) {
             Some(i) => {
-                let what = format!("{} answers, the first group has {first}", of(i));
+                let what =
+                    format!("{} answers, the first group has {first}; give each prompt as many", of(i));
                 Err(self.refused("responses", i, &what))
             }
             None => Ok(first as usize),

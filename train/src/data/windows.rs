@@ -84,7 +84,7 @@ impl Rows {
     }
 
     /// How many numbers all rows have: the shortest decides.
-    fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         let beside = [&self.mask, &self.positions].into_iter().flatten();
         beside.map(|row| row.len()).fold(self.ids.len(), u64::min)
     }

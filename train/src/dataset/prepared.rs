@@ -146,8 +146,11 @@ pub(super) fn of_stores(
             None => {
                 let kind = settings.strategy.kind();
                 let packing = kind.packing(store, settings.packing);
-                let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing };
                 let rows = Rows::of(store, kind != Kind::Seq)?;
+                // Text is cut into windows of one length; records fewer than fill one are a shorter one.
+                let whole = (rows.len() as usize).saturating_sub(1).max(1);
+                let seq = if kind == Kind::Seq { settings.seq } else { settings.seq.min(whole) };
+                let options = WindowOptions { seq, stride: settings.stride, packing };
                 let (train, held) = split_windows(Windows::new(rows, &options)?, settings)?;
                 (Arc::new(Cut(train)) as Data, held.map(|h| Arc::new(Cut(h)) as Data))
             }

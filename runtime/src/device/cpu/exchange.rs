@@ -1,6 +1,7 @@
 //! What cores give one another. In: a processor. Out: bytes per second at which all threads together read what others have just written,
 //! as kernels read it: with few lines under way at a time. It is slow where a hypervisor has the cores of a machine far apart.
 
+use super::speeds::median;
 use crate::device::Device;
 use std::hint::black_box;
 use std::time::Instant;
@@ -40,7 +41,7 @@ pub fn exchange(device: &dyn Device) -> Option<f64> {
     let block = (threads > 1).then(|| device.alloc(&[threads * SHARE * 8]).ok()?.pop()).flatten()?;
     let address = device.host(block.at())? as usize;
     let share = |i: usize| (address + i % threads * SHARE * 8) as *mut u64;
-    let mut seconds = [0.0; TRIES].map(|_| {
+    let seconds = [0.0; TRIES].map(|_| {
         // SAFETY: shares lie in the block, apart from one another; each is written by one thread, and read when all are written.
         device.share(threads, &|_, some| {
             some.for_each(|i| write(unsafe { std::slice::from_raw_parts_mut(share(i), SHARE) }));
@@ -53,6 +54,5 @@ pub fn exchange(device: &dyn Device) -> Option<f64> {
         });
         started.elapsed().as_secs_f64()
     });
-    seconds.sort_by(f64::total_cmp);
-    Some((threads * SHARE * 8) as f64 / seconds[TRIES / 2])
+    Some((threads * SHARE * 8) as f64 / median(seconds)?)
 }

@@ -5,6 +5,8 @@ pub mod exchange;
 pub mod isa;
 pub mod peaks;
 mod pool;
+pub mod product;
+pub mod speeds;
 
 pub use astrai_codegen::cpu::Isa;
 pub use compiler::Compiler;

@@ -3,12 +3,10 @@
 //! stands then the least that they could have been.
 
 use super::Isa;
-use crate::device::Block;
 use crate::{Device, Threads};
 use astrai_ir::DType;
 use std::hint::black_box;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// What was there at best.
@@ -35,7 +33,7 @@ pub struct Peaks {
 const FEWEST: usize = 64 << 20;
 const OWN: usize = 256 << 20;
 /// Bytes of one unit of reading, and most units.
-const UNIT: usize = 1 << 20;
+pub(super) const UNIT: usize = 1 << 20;
 const MOST: usize = 1 << 10;
 /// Bytes whose reading is measured, of all threads together; a try reads so many at least.
 pub const LEVELS: [usize; 6] = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
@@ -156,41 +154,9 @@ impl Peaks {
     }
 }
 
-/// Memory whose reading is measured in a moment, as often as one asks: it changes where a hypervisor moves the cores of a machine. Two that
-/// share a link to memory read as fast as one.
-pub struct Reader {
-    device: Arc<dyn Device>,
-    isa: Isa,
-    block: Block,
-}
-
-impl Reader {
-    /// Bytes that are read, more than a last-level cache holds.
-    pub const BYTES: usize = 128 << 20;
-
-    /// Takes the memory. `None` where there is not as much, or this process does not see it.
-    pub fn new(device: &Arc<dyn Device>) -> Option<Reader> {
-        let isa = Isa::named(&device.backend().target().isa)?;
-        let block = device.alloc(&[Reader::BYTES]).ok()?.pop()?;
-        device.fill(block.at(), Reader::BYTES, &mut |bytes| bytes.fill(1)).ok()?;
-        device.host(block.at())?;
-        Some(Reader { device: device.clone(), isa, block })
-    }
-
-    /// Bytes per second now.
-    pub fn rate(&self) -> f64 {
-        let Some(address) = self.device.host(self.block.at()) else { return 0.0 };
-        // SAFETY: the block is that long, lives as long as `self`, and nobody writes it again.
-        let bytes = unsafe { std::slice::from_raw_parts(address.cast_const(), Reader::BYTES) };
-        let units = in_turn(bytes.chunks(UNIT).collect(), self.device.threads());
-        let work = |_, some: Range<usize>| units[some].iter().for_each(|u| read(self.isa, black_box(u)));
-        best(2, Reader::BYTES as f64, || self.device.share(units.len(), &work)).rate
-    }
-}
-
 /// Units in an order of which threads, each of which takes a run of it, read neighbours at the same time. Threads that read places a power
 /// of two apart at one speed would meet in the same bank of memory again and again.
-fn in_turn(units: Vec<&[u8]>, threads: usize) -> Vec<&[u8]> {
+pub(super) fn in_turn(units: Vec<&[u8]>, threads: usize) -> Vec<&[u8]> {
     let threads = threads.max(1);
     (0..threads).flat_map(|t| units.iter().copied().skip(t).step_by(threads)).collect()
 }
@@ -224,7 +190,7 @@ fn sum<const STREAMS: usize, const AHEAD: usize>(bytes: &[u8]) -> [u64; 8] {
 }
 
 /// Reads whole lines with the widest vectors there are.
-fn read(isa: Isa, bytes: &[u8]) {
+pub(super) fn read(isa: Isa, bytes: &[u8]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => read_512(bytes),
@@ -280,7 +246,7 @@ fn prefetch(at: *const u8) {
 }
 
 /// The rate at which so much work is done, by the fastest try.
-fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
+pub(super) fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
     let mut timed = || {
         let started = Instant::now();
         work();

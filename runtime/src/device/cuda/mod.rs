@@ -19,7 +19,7 @@ use super::{Block, Device, Executable, KernelCache, MemoryUse, Pointer, Recordin
 use crate::Error;
 use astrai_codegen::cuda::Cuda as Kernels;
 use astrai_ir::kernel::Grid;
-use astrai_ir::{Backend, Kernel};
+use astrai_ir::{Backend, Kernel, Target};
 use cudarc::driver::sys::{CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaModule, DriverError};
 use cudarc::nvrtc::Ptx;
@@ -66,6 +66,11 @@ impl Cuda {
         let memory = Arc::new(Memory::new(driver.clone()));
         let backend = Kernels::new(target);
         Ok(Cuda { backend, driver, memory, pool, nvrtc, arch, cache, loaded: Mutex::default() })
+    }
+
+    /// The same device with other costs: peaks that were measured, or those of another machine.
+    pub fn with_target(self, target: Target) -> Cuda {
+        Cuda { backend: Kernels::new(target), ..self }
     }
 
     /// The driver's module of a program: its cubin, or the PTX beside it where the driver cannot run the cubin.

@@ -21,6 +21,11 @@ pub fn request(fields: &mut Fields, answered: bool) -> Result<(), ApiError> {
     if answered && !fields.has("max_tokens") {
         return Err(fields.refusal("max_tokens", "is missing; say how many tokens there may be at most"));
     }
+    for name in ["mcp_servers", "container"] {
+        if fields.raw(name).is_some_and(|value| value.as_array().is_none_or(|all| !all.is_empty())) {
+            return Err(fields.refusal(name, "is not supported; leave it out"));
+        }
+    }
     let mut turns = Turns::default();
     if let Some(system) = fields.raw("system") {
         turns.system = texts(system, "system")?;
@@ -36,6 +41,13 @@ pub fn request(fields: &mut Fields, answered: bool) -> Result<(), ApiError> {
             let what = format!("must be a list of messages, not {}", kind(&other));
             return Err(fields.refusal("messages", what));
         }
+    }
+    // Of a turn that the client has begun the answer is the rest.
+    let begun = turns.all.last().is_some_and(|last| {
+        last["role"] == "assistant" && last["content"] != "" && !last.contains_key("tool_calls")
+    });
+    if begun {
+        fields.put("continue_final_message", true.into());
     }
     fields.put("messages", turns.messages());
     if let Some(stops) = fields.raw("stop_sequences") {
@@ -132,6 +144,9 @@ impl Turns {
         let Value::Array(blocks) = content else {
             return texts(content, at).map(|texts| texts.iter().for_each(|text| self.say("user", text)));
         };
+        if blocks.is_empty() {
+            return Err(ApiError::field(at, "is empty; give a block at least"));
+        }
         let mut said = Vec::new();
         for (i, block) in blocks.iter().enumerate() {
             let at = format!("{at}[{i}]");
@@ -229,12 +244,17 @@ fn tools(fields: &mut Fields) -> Result<(), ApiError> {
         }
         tools.push(json!({"type": "function", "function": function}));
     }
-    if !tools.is_empty() {
+    let none = tools.is_empty();
+    if !none {
         fields.put("tools", tools.into());
     }
     let Some(mut choice) = fields.object("tool_choice")? else { return Ok(()) };
     let name = choice.take::<String>("name")?;
     let alone = choice.or("disable_parallel_tool_use", false)?;
+    let kind = choice.peek("type").and_then(Value::as_str);
+    if none && matches!(kind, Some("any" | "tool")) {
+        return Err(choice.refusal("type", "asks for a call, but there are no tools"));
+    }
     let ours = match (choice.take::<String>("type")?.as_deref(), name) {
         (Some("auto"), _) => json!("auto"),
         (Some("any"), _) => json!("required"),
@@ -253,7 +273,13 @@ fn thinking(fields: &mut Fields) -> Result<(), ApiError> {
     let on = match thinking.take::<String>("type")?.as_deref() {
         Some("enabled") => {
             let budget = thinking.take::<usize>("budget_tokens")?;
+            let most = fields.peek("max_tokens").and_then(Value::as_u64).unwrap_or(u64::MAX);
             match budget {
+                Some(n) if n as u64 >= most => {
+                    return Err(
+                        thinking.refusal("budget_tokens", format!("must be below max_tokens, {most}"))
+                    );
+                }
                 Some(n) if n >= LEAST_THINKING => fields.put("thinking_token_budget", n.into()),
                 _ => {
                     let what = format!("must be at least {LEAST_THINKING}");

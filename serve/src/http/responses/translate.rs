@@ -6,9 +6,10 @@ use super::super::error::ApiError;
 use super::super::fields::{Fields, kind};
 use super::super::params::short;
 use super::super::talk::Said;
+use crate::request::MOST_LOGPROBS;
 
 /// Fields that a response repeats, with what they are where the request has none.
-const REPEATED: [(&str, &str); 14] = [
+const REPEATED: [(&str, &str); 15] = [
     ("instructions", "null"),
     ("max_output_tokens", "null"),
     ("metadata", "{}"),
@@ -19,6 +20,7 @@ const REPEATED: [(&str, &str); 14] = [
     ("text", r#"{"format": {"type": "text"}}"#),
     ("tool_choice", r#""auto""#),
     ("tools", "[]"),
+    ("top_logprobs", "0"),
     ("truncation", r#""disabled""#),
     ("user", "null"),
     ("background", "false"),
@@ -41,6 +43,14 @@ pub fn repeated(fields: &Fields) -> Map<String, Value> {
 pub fn request(fields: &mut Fields, before: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     if fields.or("background", false)? {
         return Err(fields.refusal("background", "is not supported; leave it out"));
+    }
+    for (name, instead) in [
+        ("conversation", "send the items, or previous_response_id"),
+        ("prompt", "send its text as instructions"),
+    ] {
+        if fields.raw(name).is_some() {
+            return Err(fields.refusal(name, format!("is not supported; {instead}")));
+        }
     }
     let mut messages = before;
     match fields.raw("input") {
@@ -70,6 +80,20 @@ pub fn request(fields: &mut Fields, before: Vec<Value>) -> Result<Vec<Value>, Ap
     tools(fields)?;
     format(fields)?;
     Ok(messages)
+}
+
+/// How many likeliest tokens are told beside each of the answer's text, if log-probabilities are.
+///
+/// # Errors
+/// There are to be too many.
+pub fn likeliest(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let include: Vec<String> = fields.list("include", usize::MAX)?;
+    let top = fields.or("top_logprobs", 0)?;
+    if top > MOST_LOGPROBS {
+        return Err(fields.refusal("top_logprobs", format!("must be at most {MOST_LOGPROBS}, not {top}")));
+    }
+    let wanted = top > 0 || include.iter().any(|what| what == "message.output_text.logprobs");
+    Ok(wanted.then_some(top))
 }
 
 /// Adds an item to the conversation.
@@ -147,8 +171,8 @@ fn texts(content: &Value, at: &str) -> Result<String, ApiError> {
     for (i, part) in parts.iter().enumerate() {
         let kinds = ["input_text", "output_text", "reasoning_text", "summary_text", "text"];
         let what = part["type"].as_str().unwrap_or("");
-        match part["text"].as_str() {
-            Some(text) if kinds.contains(&what) => texts.push(text),
+        match part["text"].as_str().or_else(|| part["refusal"].as_str()) {
+            Some(text) if kinds.contains(&what) || what == "refusal" => texts.push(text),
             _ => {
                 let wrong = format!("only texts are supported, not {:?}; remove the part", short(what));
                 return Err(ApiError::field(format!("{at}[{i}].type"), wrong));
@@ -174,7 +198,13 @@ fn tools(fields: &mut Fields) -> Result<(), ApiError> {
     if let Some(choice) = fields.raw("tool_choice") {
         let name = choice.get("name").filter(|_| choice["type"] == "function").cloned();
         let named = name.map(|name| json!({"type": "function", "function": {"name": name}}));
-        fields.put("tool_choice", named.unwrap_or(choice));
+        let choice =
+            named.or_else(|| Some(choice).filter(|choice| !choice.is_object())).ok_or_else(|| {
+                let what =
+                    "must be \"none\", \"auto\", \"required\", or {\"type\": \"function\", \"name\": …}";
+                fields.refusal("tool_choice", what)
+            })?;
+        fields.put("tool_choice", choice);
     }
     Ok(())
 }

@@ -142,6 +142,11 @@ fn turns_are_translated_as_they_are_meant() {
         server.post("/v1/messages/count_tokens", &json!({"system": "base", "messages": messages})).good();
     let ours = server.post("/tokenize", &json!({"messages": same})).good();
     assert_eq!(theirs["input_tokens"], ours["count"]);
+    // An answer that the client has begun goes on.
+    let begun = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [text("m")]}]);
+    let on =
+        server.post("/v1/messages", &json!({"messages": begun, "max_tokens": 2, "temperature": 0})).good();
+    assert_eq!(on["content"], json!([{"type": "text", "text": "no"}]));
 }
 
 #[test]
@@ -160,11 +165,7 @@ fn effort_reaches_the_template() {
 
 #[test]
 fn errors_have_their_form() {
-    let server = Server::with(
-        Alphabet::new(),
-        Settings::default(),
-        HttpSettings { api_keys: vec!["k".into()], ..HttpSettings::default() },
-    );
+    let server = Server::with(Alphabet::new(), Settings::default(), Server::keyed(&["k"]));
     let key = "x-api-key: k\r\n";
     let post = |body: &Value, headers: &str| {
         server.ask("POST", "/v1/messages?beta=true", headers, body.to_string().as_bytes())
@@ -192,7 +193,11 @@ fn errors_have_their_form() {
         json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         json!({"tools": tools(), "tool_choice": {"type": "tool"}}),
         json!({"tool_choice": {"type": "any"}}),
+        json!({"n": 2, "temperature": 1}),
+        json!({"messages": [{"role": "user", "content": []}]}),
+        json!({"mcp_servers": [{"type": "url", "url": "http://x"}]}),
         json!({"thinking": {"type": "enabled", "budget_tokens": 5}}),
+        json!({"max_tokens": 1200, "thinking": {"type": "enabled", "budget_tokens": 1200}}),
         json!({"thinking": {"type": "on"}}),
         json!({"stop_sequences": 3}),
         json!({"system": 3}),
@@ -206,6 +211,7 @@ fn errors_have_their_form() {
     let broken = post(&ask("hi", json!({"max_tokens": 5, "logit_bias": {"7": 100}, "stream": true})), key);
     let last = frames(&broken).pop().unwrap();
     assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")));
+    assert_eq!(last["request_id"].as_str(), broken.header("request-id"));
 }
 
 #[test]

@@ -44,6 +44,18 @@ fn an_echoed_prompt_has_log_probabilities() {
     let listed = server.complete(json!("xy"), json!({"prompt_logprobs": 0, "max_tokens": 1})).good();
     let listed = &listed["choices"][0]["prompt_logprobs"];
     assert_eq!((&listed[0], &listed[1]["121"]["decoded_token"]), (&Value::Null, &json!("y")));
+    // Of a prompt alone nothing is shown that comes after it.
+    let alone =
+        json!({"echo": true, "logprobs": 0, "max_tokens": 0, "stream_options": {"include_usage": true}});
+    let whole = server.complete(json!("abx"), with(alone.clone(), json!({"stream_options": null}))).good();
+    let choice = &whole["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abx"), &json!("length")));
+    assert_eq!(choice["logprobs"]["tokens"], json!(["ab", "x"]));
+    assert_eq!(whole["usage"]["total_tokens"], 2);
+    let chunks = server.complete(json!("abx"), with(alone, json!({"stream": true}))).events();
+    let texts: String = chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
+    let used = &chunks[chunks.len() - 2]["usage"]["completion_tokens"];
+    assert_eq!((&*texts, used), ("abx", &json!(0)));
     // A prompt that the cache has is computed all the same.
     let again = server.complete(json!("abx"), json!({"echo": true, "logprobs": 0, "max_tokens": 1})).good();
     assert!(again["choices"][0]["logprobs"]["token_logprobs"][1].as_f64().unwrap() < -20.0);
@@ -63,6 +75,10 @@ fn tokens_may_be_allowed_or_not() {
     let without = said(json!({"bad_words": ["za"]}));
     assert!(without.starts_with("yz") && !without.contains("za"), "{without}");
     assert!(!said(json!({"bad_words": ["y"]})).contains('y'));
+    assert!(!said(json!({"bad_words": ["\n"], "logit_bias": {"10": 100}})).contains('\n'));
+    // A stop string ends no answer before it has so many tokens.
+    let stop = |least: u32| said(json!({"stop": ["z", "b"], "min_tokens": least}));
+    assert_eq!([0, 1, 2, 4].map(stop), ["y", "y", "yza", "yzab"]);
     assert_eq!(said(json!({"typical_p": 0.5, "temperature": 1, "seed": 1})), "yzab");
     assert_eq!(said(json!({"min_tokens": 4, "stop_token_ids": [121]})).len(), 4);
 }

@@ -42,6 +42,9 @@ fn what_is_no_json_object_is_refused() {
     let form = "content-type: application/x-www-form-urlencoded\r\n";
     let body = chat("hi", json!({"max_tokens": 1})).to_string();
     assert_eq!(server.ask("POST", CHAT, form, body.as_bytes()).status, 200);
+    // Its encoding is.
+    let packed = server.ask("POST", CHAT, "content-encoding: gzip\r\n", b"\x1f\x8b\x08");
+    assert!(packed.error().0 == 415 && packed.text().contains("gzip"), "{}", packed.text());
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn check(model: Alphabet, pace: &str) {
         println!("skipped: the test cache has no openai client for python3");
         return;
     };
-    let settings = HttpSettings { api_keys: vec!["secret".into()], ..HttpSettings::default() };
+    let settings = Server::keyed(&["secret"]);
     let server = Server::with(model, Settings::default(), settings);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/openai/check.py");
     let out = Command::new(python)

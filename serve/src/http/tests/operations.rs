@@ -43,12 +43,7 @@ fn a_request_names_one_host() {
 
 #[test]
 fn keys_guard_all_but_health_and_the_page() {
-    let api_keys = vec!["one".to_owned(), "two".to_owned()];
-    let server = Server::with(
-        Alphabet::new(),
-        Settings::default(),
-        HttpSettings { api_keys, ..HttpSettings::default() },
-    );
+    let server = Server::with(Alphabet::new(), Settings::default(), Server::keyed(&["one", "two"]));
     for path in ["/v1/models", "/metrics", "/nowhere", "/v1/models/x"] {
         assert_eq!(server.get(path).error(), (401, None, "invalid_api_key".into()), "{path}");
     }
@@ -104,6 +99,9 @@ fn browsers_may_call_from_where_they_are_allowed() {
         Settings::default(),
         HttpSettings { cors_origins, ..HttpSettings::default() },
     );
+    // An error in the other API's form has them too.
+    let reply = server.ask("POST", "/v1/messages", "origin: https://a.example\r\n", b"{");
+    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (400, Some("https://a.example")));
     let asked = |origin: &str| {
         let headers = format!("origin: {origin}\r\naccess-control-request-method: POST\r\n");
         let reply = server.ask("OPTIONS", CHAT, &headers, b"");
@@ -188,6 +186,11 @@ fn too_many_are_told_to_come_back() {
     );
     drop(steps);
     assert_eq!((rest(first).status, rest(second).status), (200, 200));
+    server.settle();
+    // Where nobody waits, the prompts of a request are taken together however many they are.
+    let prompts = json!(["a", "b", "c", "d", "e"]);
+    let several = server.complete(prompts, json!({"max_tokens": 1})).good();
+    assert_eq!(several["choices"].as_array().unwrap().len(), 5);
     server.settle();
 }
 
@@ -283,10 +286,14 @@ fn keys_of_a_file_are_read_again_when_it_changes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, "# ours\nfirst # a remark\n\nsecond\na#b\t#c\n").unwrap();
-    let settings = HttpSettings { key_file: Some(path.clone()), ..HttpSettings::default() };
+    let settings =
+        HttpSettings { keys: Arc::new(Keys::new(&[], Some(&path)).unwrap()), ..HttpSettings::default() };
     let server = Server::with(Alphabet::new(), Settings::default(), settings);
     let status = |key: &str| server.ask("GET", "/v1/models", &format!("x-api-key: {key}\r\n"), b"").status;
     assert_eq!(["first", "second", "a#b", "a", ""].map(status), [200, 200, 200, 401, 401]);
+    // A server that has none from the beginning is not started.
+    let none = Keys::new(&[], Some(&folder.path().join("other"))).unwrap_err();
+    assert!(none.to_string().contains("no such file"), "{none}");
     // A file without a key lets nobody in who was not let in before.
     std::fs::write(&path, "# nobody\n").unwrap();
     std::thread::sleep(Duration::from_millis(1100));
@@ -298,9 +305,8 @@ fn keys_of_a_file_are_read_again_when_it_changes() {
 
 #[test]
 fn each_key_has_its_share_of_a_minute() {
-    let keys = ["a", "b"].map(str::to_owned).to_vec();
     let rates = Rates { requests: Some(2), tokens: Some(1000) };
-    let settings = HttpSettings { api_keys: keys, rates, ..HttpSettings::default() };
+    let settings = HttpSettings { rates, ..Server::keyed(&["a", "b"]) };
     let server = Server::with(Alphabet::new(), Settings::default(), settings);
     let ask = |key: &str| {
         let body = chat("hi", json!({"max_tokens": 1})).to_string();

@@ -38,7 +38,8 @@ fn common() -> Vec<(Value, &'static str)> {
         (json!({"seed": 1.5}), "seed"),
         (json!({"seed": 1e40}), "seed"),
         (json!({"stop": 3}), "stop"),
-        (json!({"stop": ""}), "stop[0]"),
+        (json!({"stop": ""}), "stop"),
+        (json!({"stop": [""]}), "stop[0]"),
         (json!({"stop": ["a", 3]}), "stop[1]"),
         (json!({"stop": many(65, json!("a"))}), "stop"),
         (json!({"stop": "x".repeat(70_000)}), "stop"),
@@ -50,6 +51,8 @@ fn common() -> Vec<(Value, &'static str)> {
         (json!({"max_tokens": 1.5}), "max_tokens"),
         (json!({"max_tokens": "many"}), "max_tokens"),
         (json!({"max_completion_tokens": "many"}), "max_completion_tokens"),
+        (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
+        (json!({"max_completion_tokens": 100_000}), "max_completion_tokens"),
         (json!({"min_tokens": 9, "max_tokens": 2}), "min_tokens"),
         (json!({"min_tokens": -1}), "min_tokens"),
         (json!({"ignore_eos": 1}), "ignore_eos"),
@@ -96,6 +99,7 @@ fn common() -> Vec<(Value, &'static str)> {
         (json!({"allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"allowed_token_ids": [9999]}), "allowed_token_ids"),
         (json!({"bad_words": "x"}), "bad_words"),
+        (json!({"bad_words": ["x", ""]}), "bad_words[1]"),
         (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
         (json!({"return_token_ids": 1}), "return_token_ids"),
         (json!({"thinking_token_budget": -1}), "thinking_token_budget"),
@@ -125,6 +129,7 @@ fn each_wrong_chat_is_named() {
     let image = json!([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]);
     let function = json!({"type": "function", "function": {"name": "f"}});
     let other = json!({"type": "function", "function": {"name": "g"}});
+    let listing = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}});
     let odd = json!({"type": "function", "function": {"name": "a\nb", "parameters": {"type": 3}}});
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}});
     for (fields, param) in [
@@ -150,6 +155,7 @@ fn each_wrong_chat_is_named() {
         (json!({"tools": ["x"]}), "tools[0]"),
         (json!({"tools": [{"type": "web"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "function", "function": {}}]}), "tools[0].function"),
+        (json!({"tools": [listing]}), "tools[0].function.parameters.type"),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": [function], "tool_choice": other}), "tool_choice"),
         (json!({"tools": [function], "tool_choice": "some"}), "tool_choice"),
@@ -170,6 +176,22 @@ fn each_wrong_chat_is_named() {
         let (status, named, _) = reply.error();
         assert_eq!((status, named.as_deref()), (400, Some(param)), "{fields}: {}", reply.text());
     }
+    // What an answer cannot be is the request's fault, also where it is known late.
+    for fields in [
+        json!({"structured_outputs": {"choice": ["a"]}, "bad_words": ["a"]}),
+        json!({"allowed_token_ids": [257], "min_tokens": 2}),
+        json!({"structured_outputs": {"choice": ["a"]}, "min_tokens": 2}),
+    ] {
+        let reply = server.chat("hi", with(json!({"max_tokens": 5}), fields.clone()));
+        assert_eq!(reply.error().0, 400, "{fields}");
+        assert!(reply.text().contains("no token is left"), "{}", reply.text());
+    }
+    // So is a grammar whose masks would take too long.
+    let keys: serde_json::Map<_, _> = (0..800).map(|i| (format!("k{i}"), json!({"type": "null"}))).collect();
+    let wide = json!({"type": "object", "properties": keys, "additionalProperties": false});
+    let reply = server.chat("hi", json!({"max_tokens": 50, "structured_outputs": {"json": wide}}));
+    assert_eq!(reply.error().0, 400);
+    assert!(reply.text().contains("cannot go on by its grammar"), "{}", reply.text());
     let raised = server.chat("raise", json!({})).json();
     assert!(raised["error"]["message"].as_str().unwrap().contains("no such thing"));
     let looped = server.chat("loop", json!({})).json();
@@ -195,7 +217,8 @@ fn each_wrong_completion_is_named() {
         (json!({"prompt": [5_000_000_000_u64]}), "prompt[0]"),
         (json!({"prompt": many(257, json!("x"))}), "prompt"),
         (json!({"prompt": many(200, json!("x")), "n": 2}), "n"),
-        (json!({"logprobs": 21}), "top_logprobs"),
+        (json!({"logprobs": 21}), "logprobs"),
+        (json!({"max_tokens": 0, "echo": false}), "max_tokens"),
         (json!({"logprobs": true}), "logprobs"),
         (json!({"thinking_token_budget": 5}), "thinking_token_budget"),
         (json!({"logprobs": 1, "echo": true, "n": 2}), "n"),

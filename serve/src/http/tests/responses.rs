@@ -109,6 +109,29 @@ fn conversations_go_on_where_they_were() {
     assert_eq!(on.error().1.as_deref(), Some("previous_response_id"));
 }
 
+/// Log-probabilities are of the text: neither of thoughts nor of what ends them.
+#[test]
+fn log_probabilities_are_of_the_text() {
+    let server = Server::saying(SAID, "<tool_call> </think>");
+    let fields = json!({"tools": tools(), "include": ["message.output_text.logprobs"], "top_logprobs": 1});
+    let whole = server.post(PATH, &ask(fields.clone())).good();
+    let told = |part: &Value| {
+        let all = part["logprobs"].as_array().unwrap().iter();
+        all.map(|one| one["token"].as_str().unwrap().to_owned()).collect::<String>()
+    };
+    assert_eq!(whole["top_logprobs"], 1);
+    let part = &whole["output"][1]["content"][0];
+    assert_eq!(told(part).trim(), "Look:");
+    assert_eq!(part["logprobs"][0]["top_logprobs"].as_array().unwrap().len(), 1);
+    let streamed = server.post(PATH, &ask(with(fields, json!({"stream": true}))));
+    let deltas =
+        streamed.text().split("\n\n").filter(|frame| frame.starts_with("event: response.output_text.delta"));
+    let deltas = deltas.map(|frame| serde_json::from_str(frame.split_once("\ndata: ").unwrap().1).unwrap());
+    assert_eq!(deltas.map(|event: Value| told(&event)).collect::<String>(), told(part));
+    let without = server.post(PATH, &ask(json!({"include": ["reasoning.encrypted_content"]}))).good();
+    assert_eq!(without["output"][1]["content"][0]["logprobs"], json!([]));
+}
+
 /// What is too long loses its oldest turns, if it may.
 #[test]
 fn a_long_conversation_keeps_what_has_room() {
@@ -137,6 +160,18 @@ fn a_long_conversation_keeps_what_has_room() {
     assert_eq!(server.post(PATH, &ask(one)).error().2, "context_length_exceeded");
 }
 
+/// What an answer cannot be ends a stream as the request's fault.
+#[test]
+fn a_stream_that_fails_says_whose_fault_it_is() {
+    let held = json!({"max_output_tokens": 9, "structured_outputs": {"regex": "abx"}, "bad_words": ["x"], "stream": true});
+    let reply = Server::new().post(PATH, &ask(held));
+    assert!(
+        reply.text().contains("response.failed") && reply.text().contains("invalid_prompt"),
+        "{}",
+        reply.text()
+    );
+}
+
 #[test]
 fn wrong_fields_are_named() {
     let server = Server::new();
@@ -153,7 +188,16 @@ fn wrong_fields_are_named() {
         (json!({"background": true}), "background"),
         (json!({"truncation": "some"}), "truncation"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
-        (json!({"text": {"format": {"type": "x"}}}), "response_format.type"),
+        (json!({"text": {"format": {"type": "x"}}}), "text.format.type"),
+        (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
+        (json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (json!({"max_output_tokens": 10_000}), "max_output_tokens"),
+        (json!({"input": []}), "input"),
+        (json!({"tool_choice": {"type": "mcp"}}), "tool_choice"),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"conversation": "conv_1"}), "conversation"),
+        (json!({"prompt": {"id": "p"}}), "prompt"),
+        (json!({"n": 2, "temperature": 1}), "n"),
     ] {
         let (status, named, _) = server.post(PATH, &ask(fields.clone())).error();
         assert_eq!((status, named.as_deref()), (400, Some(param)), "{fields}");

@@ -14,6 +14,8 @@ use astrai_files::one_line;
 use astrai_serve::template::{ChatTemplate, Message};
 use astrai_serve::tokenizer::{self, Tokenizer};
 use serde_json::{Map, Value};
+use std::cell::Cell;
+use std::ops::Deref;
 
 /// A JSON record.
 pub(super) type Record = Map<String, Value>;
@@ -42,6 +44,8 @@ pub struct Prepared {
     pub domain: String,
     /// Its keys, the first of which counts its tokens.
     pub keys: Vec<(String, Values)>,
+    /// Whether `max_seq_len` cut something of it.
+    pub cut: bool,
 }
 
 impl Prepared {
@@ -126,16 +130,16 @@ impl Builder {
 
     /// A record.
     pub fn record(&self, record: &Record) -> Result<Prepared, Nothing> {
-        let input = &self.config.input;
+        let (input, one) = (&self.config.input, One { builder: self, cut: Cell::new(false) });
         let keys = match (&input.sections, &input.sources, &input.dpo, &input.grpo, &input.kto) {
-            (Some(sections), ..) => self.sequence(record, sections)?,
-            (_, Some(sources), ..) => self.sources(record, sources)?,
-            (_, _, Some(fields), ..) => self.preference(record, fields)?,
-            (.., Some(fields), _) => self.group(record, fields)?,
-            (.., Some(fields)) => self.labelled(record, fields)?,
+            (Some(sections), ..) => one.sequence(record, sections)?,
+            (_, Some(sources), ..) => one.sources(record, sources)?,
+            (_, _, Some(fields), ..) => one.preference(record, fields)?,
+            (.., Some(fields), _) => one.group(record, fields)?,
+            (.., Some(fields)) => one.labelled(record, fields)?,
             _ => return Err("the configuration says of no field what to read".to_string().into()),
         };
-        Ok(Prepared { domain: self.domain(record)?, keys })
+        Ok(Prepared { domain: self.domain(record)?, keys, cut: one.cut.get() })
     }
 
     fn domain(&self, record: &Record) -> Result<String, Nothing> {
@@ -156,7 +160,24 @@ impl Builder {
             false => Err(format!("`{key}` {:?} is no name of a folder; mend it", one_line(name)).into()),
         }
     }
+}
 
+/// The making of a record.
+struct One<'a> {
+    builder: &'a Builder,
+    /// Whether something was cut.
+    cut: Cell<bool>,
+}
+
+impl Deref for One<'_> {
+    type Target = Builder;
+
+    fn deref(&self) -> &Builder {
+        self.builder
+    }
+}
+
+impl One<'_> {
     fn sequence(&self, record: &Record, sections: &[Section]) -> Result<Vec<(String, Values)>, Nothing> {
         let sample = self.sections(record, sections, true)?;
         if self.config.learns_all() {
@@ -230,8 +251,10 @@ impl Builder {
     }
 
     fn cut(&self, sample: &mut Sample) {
-        sample.ids.truncate(self.config.preprocessing.max_seq_len);
-        sample.trained.truncate(self.config.preprocessing.max_seq_len);
+        let most = self.config.preprocessing.max_seq_len;
+        self.cut.set(self.cut.get() || sample.ids.len() > most);
+        sample.ids.truncate(most);
+        sample.trained.truncate(most);
     }
 
     fn check_length(&self, text: &str, bounded: bool) -> Result<(), Nothing> {
@@ -399,6 +422,7 @@ impl Builder {
             if ids.len() >= most {
                 return Err(Nothing::Dropped("prompt of max_seq_len"));
             }
+            self.cut.set(self.cut.get() || response.len() > most - ids.len());
             response.truncate(most - ids.len());
             prompts = ids;
             responses.push(response);

@@ -377,6 +377,14 @@ impl Config {
         if let Some((domain, w)) = self.output.weights.iter().find(|(_, w)| !w.is_finite() || **w <= 0.0) {
             return refuse(format!("`weights`: {domain:?} has {w}; give each domain one above 0"));
         }
+        if self.output.gzip && self.layout() != Some(Layout::Hdf5) {
+            return refuse("`gzip` packs chunks of h5; set `storage_format` to h5, or leave it out".into());
+        }
+        if !self.output.weights.is_empty() && self.output.domain_key.is_none() {
+            return refuse(
+                "`weights` are of domains; name the field of a record's domain with `domain_key`".into(),
+            );
+        }
         self.check_sections()
     }
 

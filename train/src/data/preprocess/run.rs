@@ -101,10 +101,11 @@ impl Preprocess {
         let fresh = State { version: 1, fingerprint: fingerprint.clone(), weights, ..State::default() };
         let found = State::read(&progress(out))?;
         let done = State::read(&out.join(DATASET))?;
-        let resumed = found.is_some() || done.is_some();
-        let state = match (found, done) {
-            (_, Some(done)) if done.fingerprint == fingerprint => done,
-            (Some(found), None) if found.fingerprint == fingerprint => found,
+        let (state, resumed) = match (found, done) {
+            (_, Some(done)) if done.fingerprint == fingerprint => (done, true),
+            (Some(found), None) if found.fingerprint == fingerprint => (found, true),
+            // Nothing is whole yet: a record was wrong, say, and is mended.
+            (Some(found), None) if found.domains.values().all(|domain| domain.shards == 0) => (fresh, false),
             (None, None) => {
                 // A run that was killed at once leaves only what it had not finished.
                 let other =
@@ -115,7 +116,7 @@ impl Preprocess {
                         "is not empty and was not written by `astrai preprocess`; choose another folder";
                     return Err(DataError::refused(out, message));
                 }
-                fresh
+                (fresh, false)
             }
             _ => {
                 let message = "holds data of another configuration, tokenizer or input (paths, sizes or times differ); choose another folder, or remove it";
@@ -234,6 +235,7 @@ impl Preprocess {
                 }
                 domains.entry(prepared.domain.clone()).or_default();
                 self.state.records += 1;
+                self.state.cut += u64::from(prepared.cut);
                 pending.tokens += prepared.tokens();
                 pending.records += 1;
                 pending.domains.entry(prepared.domain.clone()).or_default().push(prepared);

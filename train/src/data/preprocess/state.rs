@@ -48,6 +48,9 @@ pub struct State {
     pub records: u64,
     /// Records left out, by reason.
     pub dropped: BTreeMap<String, u64>,
+    /// Of those written, records that `max_seq_len` cut.
+    #[serde(default)]
+    pub cut: u64,
     /// What is written, by domain.
     pub domains: BTreeMap<String, Domain>,
     /// Shares in which the domains are to be mixed.

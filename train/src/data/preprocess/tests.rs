@@ -58,6 +58,10 @@ fn answers_are_learnt_and_nothing_else() {
         let alone = json!({"messages": [say("user", "a")]});
         assert!(matches!(learnt(&builder, &alone), Err(Nothing::Wrong(line)) if line.contains("none of")));
         assert_eq!(learnt(&builder, &json!({"messages": []})), Err(Nothing::Dropped("no messages")));
+        // An answer that has no room loses its end, and that is counted.
+        let long = json!({"messages": [say("user", "a"), say("assistant", &"b ".repeat(400))]});
+        let cut = [&chat, &long].map(|record| builder.line(record.to_string().as_bytes()).unwrap().cut);
+        assert_eq!(cut, [false, true]);
     }
 }
 
@@ -155,6 +159,8 @@ fn configurations_that_cannot_be_are_told() {
         (r#"{"input": {"dpo": {}}, "output": {"max_tokens_per_shard": 1073741825}}"#, "from 1 to 1073741824"),
         (r#"{"input": {"dpo": {}}, "output": {"dtype": {"chosen": "int33"}}}"#, "int33"),
         (r#"{"input": {"dpo": {}}, "output": {"storage_format": "parquet"}}"#, "parquet"),
+        (r#"{"input": {"dpo": {}}, "output": {"storage_format": "jsonl", "gzip": true}}"#, "`gzip` packs"),
+        (r#"{"input": {"dpo": {}}, "output": {"weights": {"wiki": 2}}}"#, "`domain_key`"),
         (r#"{"input": {"dpo": {}}, "mask": {"user": "value"}}"#, "train or mask"),
         (r#"{"input": {"sections": [{"field": "a", "action": "$role"}]}}"#, "roles"),
         (r#"{"input": {"sections": []}}"#, "no sections"),

@@ -88,7 +88,12 @@ pub(super) fn holds_numbers(path: &Path) -> bool {
     let Ok((file, _)) = astrai_files::open(path) else { return false };
     let mut lines = BufReader::new(file.take(LINE)).split(b'\n').map_while(Result::ok);
     let first = lines.find(|line| !line.trim_ascii().is_empty());
-    let ids = |entry: &Entry| matches!(entry, Entry::Ints(_) | Entry::Rows(_));
+    // An empty list says nothing: a prompt of text may be without answers.
+    let ids = |entry: &Entry| match entry {
+        Entry::Ints(list) => !list.is_empty(),
+        Entry::Rows(rows) => !rows.is_empty(),
+        _ => false,
+    };
     first.is_some_and(|line| {
         read(path, 1, &line).is_ok_and(|line| IDS.iter().any(|key| line.get(*key).is_some_and(ids)))
     })

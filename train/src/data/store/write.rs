@@ -79,7 +79,7 @@ pub struct Writer {
     /// Where it is to be.
     path: PathBuf,
     /// Where it is until it is whole.
-    now: PathBuf,
+    now: Unfinished,
     kind: Kind,
     /// Numbers of the key at hand that are still to come.
     left: usize,
@@ -91,6 +91,16 @@ enum Kind {
     Hdf5(Box<Writing>),
     Bin { files: BTreeMap<String, Key>, at: String },
     Lines { file: BufWriter<File>, record: Map<String, Value>, at: String, rows: Vec<usize>, got: Vec<Value> },
+}
+
+/// Where a shard is written. What is still there when its writer goes was given up, and is removed.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // The next writer of this shard tries again, and says what keeps it.
+        let _kept = Writer::remove(&self.0);
+    }
 }
 
 /// A file of one key.
@@ -132,16 +142,16 @@ impl Writer {
         }
         let folder = folder_of(path);
         fs::create_dir_all(folder).map_err(DataError::io(folder, "make the folder"))?;
-        let now = beside(path);
-        Writer::remove(&now)?;
+        let now = Unfinished(beside(path));
+        Writer::remove(&now.0)?;
         let kind = match options.layout {
-            Layout::Hdf5 => Kind::Hdf5(Box::new(Writing::create(&now, options.gzip)?)),
+            Layout::Hdf5 => Kind::Hdf5(Box::new(Writing::create(&now.0, options.gzip)?)),
             Layout::Bin | Layout::Tokens => {
-                fs::create_dir(&now).map_err(DataError::io(&now, "make the folder"))?;
+                fs::create_dir(&now.0).map_err(DataError::io(&now.0, "make the folder"))?;
                 Kind::Bin { files: BTreeMap::new(), at: String::new() }
             }
             Layout::Jsonl => {
-                let file = File::create(&now).map_err(DataError::io(&now, "write"))?;
+                let file = File::create(&now.0).map_err(DataError::io(&now.0, "write"))?;
                 let (record, at) = (Map::new(), String::new());
                 Kind::Lines { file: BufWriter::new(file), record, at, rows: vec![], got: vec![] }
             }
@@ -174,7 +184,7 @@ impl Writer {
             }
             Kind::Bin { files, at } => {
                 if !files.contains_key(key) {
-                    let path = self.now.join(format!("{key}.bin"));
+                    let path = self.now.0.join(format!("{key}.bin"));
                     let file = File::create(&path).map_err(DataError::io(&path, "write"))?;
                     let file = BufWriter::with_capacity(1 << 18, file);
                     let new = Key { file, element: array.element, offsets: vec![0], rows: vec![] };
@@ -269,17 +279,17 @@ impl Writer {
                     }
                     meta.insert(name, entry);
                 }
-                let path = self.now.join("meta.json");
+                let path = self.now.0.join("meta.json");
                 let text = Value::Object(meta).to_string();
                 let written = File::create(&path).and_then(|mut file| {
                     file.write_all(text.as_bytes())?;
                     file.sync_all()
                 });
                 written.map_err(DataError::io(&path, "write"))?;
-                System.sync_folder(&self.now).map_err(DataError::io(&self.now, "write"))?;
+                System.sync_folder(&self.now.0).map_err(DataError::io(&self.now.0, "write"))?;
             }
         }
-        fs::rename(&self.now, &self.path).map_err(DataError::io(&self.path, "write"))?;
+        fs::rename(&self.now.0, &self.path).map_err(DataError::io(&self.path, "write"))?;
         System.sync_folder(folder_of(&self.path)).map_err(DataError::io(&self.path, "write"))
     }
 }

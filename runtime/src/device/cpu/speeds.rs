@@ -1,0 +1,78 @@
+//! How fast a processor is at a moment, which changes where a hypervisor moves the cores of a machine, or gives them to others, too. In: a
+//! processor. Out: the speeds of memory, of exchange between cores and of small products, as often as one asks.
+
+use super::Isa;
+use super::exchange::exchange;
+use super::peaks::{UNIT, best, in_turn, read};
+use super::product::product;
+use crate::Device;
+use crate::device::Block;
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Speeds of all threads together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speeds {
+    /// Bytes per second read from memory.
+    pub read: f64,
+    /// Bytes per second of what other cores have just written, as [`exchange`] measures them.
+    pub exchange: Option<f64>,
+    /// Operations per second of small products, as [`product`] measures them.
+    pub product: Option<f64>,
+}
+
+impl Speeds {
+    /// Each speed's in the middle: one moment may meet something else. `None` of none.
+    pub fn median(of: &[Speeds]) -> Option<Speeds> {
+        let middle = |speed: &dyn Fn(&Speeds) -> Option<f64>| median(of.iter().filter_map(speed));
+        Some(Speeds {
+            read: middle(&|s| Some(s.read))?,
+            exchange: middle(&|s| s.exchange),
+            product: middle(&|s| s.product),
+        })
+    }
+}
+
+/// The number in the middle, the greater of two. `None` of none.
+pub fn median(of: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = of.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}
+
+/// Measures speeds in memory of its own.
+pub struct Speedometer {
+    device: Arc<dyn Device>,
+    isa: Isa,
+    block: Block,
+}
+
+impl Speedometer {
+    /// Bytes that are read, more than a last-level cache holds.
+    pub const BYTES: usize = 128 << 20;
+
+    /// Takes the memory. `None` where there is not as much, or this process does not see it.
+    pub fn new(device: &Arc<dyn Device>) -> Option<Speedometer> {
+        let isa = Isa::named(&device.backend().target().isa)?;
+        let block = device.alloc(&[Speedometer::BYTES]).ok()?.pop()?;
+        device.fill(block.at(), Speedometer::BYTES, &mut |bytes| bytes.fill(1)).ok()?;
+        device.host(block.at())?;
+        Some(Speedometer { device: device.clone(), isa, block })
+    }
+
+    /// Those of now.
+    pub fn now(&self) -> Speeds {
+        Speeds { read: self.read(), exchange: exchange(&*self.device), product: product(&*self.device) }
+    }
+
+    /// Two cores that share a link to memory read as fast as one.
+    fn read(&self) -> f64 {
+        let Some(address) = self.device.host(self.block.at()) else { return 0.0 };
+        // SAFETY: the block is that long, lives as long as `self`, and nobody writes it again.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast_const(), Speedometer::BYTES) };
+        let units = in_turn(bytes.chunks(UNIT).collect(), self.device.threads());
+        let work = |_, some: Range<usize>| units[some].iter().for_each(|u| read(self.isa, black_box(u)));
+        best(2, Speedometer::BYTES as f64, || self.device.share(units.len(), &work)).rate
+    }
+}
