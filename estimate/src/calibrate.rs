@@ -77,11 +77,11 @@ pub fn calibrate(
     Ok(found)
 }
 
-/// Bytes that a process takes beside what is planned, as the first program shows that it runs.
+/// Bytes that a process takes beside what is planned. Training holds so much that it is at its peak then, not while a tensor is loaded.
 fn process(shapes: &[ModelConfig], hardware: &Hardware, machine: &Machine) -> Result<f64, Refused> {
     let Some(config) = shapes.first().filter(|_| hardware.kind == "cpu") else { return Ok(hardware.process) };
     let seq = (config.max_positions as u64).min(128);
-    let found = check(config, &Schedule::of_one(Purpose::Decode, 1, seq, DType::BF16), hardware, machine, 1)?;
+    let found = check(config, &Schedule::of_one(Purpose::Train, 1, seq, DType::BF16), hardware, machine, 1)?;
     let more = found.memory.map_or(0.0, |[planned, held]| held as f64 - planned as f64);
     Ok((hardware.process + more).max(0.0))
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::scan::{Compared, OneOf, Tag};
 use super::{Call, Reader, Step, Tools};
@@ -86,12 +86,13 @@ struct Arguments {
     tools: Arc<Tools>,
     name: String,
     key: String,
-    read: Map<String, Value>,
+    /// Names and the JSON of their values, as they come.
+    read: Vec<(String, String)>,
 }
 
 impl Arguments {
     fn new(tools: Arc<Tools>) -> Arguments {
-        Arguments { tools, name: String::new(), key: String::new(), read: Map::new() }
+        Arguments { tools, name: String::new(), key: String::new(), read: Vec::new() }
     }
 
     fn is_named(&self) -> bool {
@@ -102,12 +103,17 @@ impl Arguments {
     fn add(&mut self, text: &str) {
         let key = std::mem::take(&mut self.key);
         let value = self.tools.value(self.name.trim(), key.trim(), text);
-        self.read.insert(key.trim().into(), value);
+        match self.read.iter_mut().find(|(name, _)| name == key.trim()) {
+            Some((_, before)) => *before = value,
+            None => self.read.push((key.trim().into(), value)),
+        }
     }
 
     fn call(&mut self) -> Call {
-        let arguments = Value::Object(std::mem::take(&mut self.read)).to_string();
-        Call { name: self.name.trim().into(), arguments }
+        let read = std::mem::take(&mut self.read);
+        let all: Vec<String> =
+            read.into_iter().map(|(name, json)| format!("{}:{json}", Value::from(name))).collect();
+        Call { name: self.name.trim().into(), arguments: format!("{{{}}}", all.join(",")) }
     }
 }
 

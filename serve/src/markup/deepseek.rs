@@ -106,7 +106,7 @@ impl Reader for DeepSeek {
                 Read::More => {}
                 Read::Wrong => return Step::Fail,
                 Read::Whole => {
-                    self.call = named(&self.name, self.object.take());
+                    self.call = named(&self.name, &self.object.take());
                     if self.call.is_none() {
                         return Step::Fail;
                     }

@@ -140,7 +140,7 @@ impl Harmony {
     fn close(&mut self, out: &mut Pieces) {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.place, Place::Between) {
-            Place::Call(name) => match named(&name, serde_json::from_str(&held).ok()) {
+            Place::Call(name) => match named(&name, &held) {
                 Some(call) => out.call(call),
                 None => out.content(&held),
             },

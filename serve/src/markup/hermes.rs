@@ -28,7 +28,7 @@ impl Reader for Hermes {
             Hermes::Object(object) => match object.push(c) {
                 Read::More => Step::More,
                 Read::Wrong => Step::Fail,
-                Read::Whole => match object.take().and_then(call) {
+                Read::Whole => match call(&object.take()) {
                     Some(call) => {
                         *self = Hermes::Closing(call, None);
                         Step::More

@@ -1,5 +1,7 @@
 //! A JSON value in text that comes character by character: where it ends. What is inside is only looked at when it is whole.
 
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::Call;
@@ -63,41 +65,53 @@ impl Object {
         self.text.is_empty()
     }
 
-    /// The object, if it is one; whole ones only.
-    pub fn take(&mut self) -> Option<Map<String, Value>> {
-        let text = std::mem::take(&mut self.text);
+    /// The text of the object, which is whole.
+    pub fn take(&mut self) -> String {
         self.open.clear();
-        serde_json::from_str(&text).ok()
+        std::mem::take(&mut self.text)
     }
 }
 
-/// A call written as an object with a name and arguments, which some formats call parameters.
-pub(super) fn call(mut object: Map<String, Value>) -> Option<Call> {
-    let name = match object.remove("name") {
-        Some(Value::String(name)) if !name.is_empty() => name,
-        _ => return None,
+/// A call written as an object.
+#[derive(Deserialize)]
+struct Written<'a> {
+    name: String,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow)]
+    parameters: Option<&'a RawValue>,
+}
+
+/// A call written as an object with a name and arguments, which some formats call parameters: an object, one written as a text, or none.
+pub(super) fn call(object: &str) -> Option<Call> {
+    let Written { name, arguments, parameters } = serde_json::from_str(object).ok()?;
+    let arguments = match arguments.or(parameters).map(RawValue::get) {
+        None => "{}".into(),
+        Some(text) if text.starts_with('"') => compact_object(&serde_json::from_str::<String>(text).ok()?)?,
+        Some(text) => compact_object(text)?,
     };
-    let arguments = object.remove("arguments").or_else(|| object.remove("parameters"));
-    arguments_of(arguments).map(|arguments| Call { name, arguments })
+    (!name.is_empty()).then_some(Call { name, arguments })
 }
 
-/// The text of a call's arguments: an object, one written as a text, or none.
-fn arguments_of(value: Option<Value>) -> Option<String> {
-    match value {
-        None | Some(Value::Null) => Some("{}".into()),
-        Some(Value::Object(arguments)) => Some(Value::Object(arguments).to_string()),
-        Some(Value::String(text)) => {
-            let inner: Map<String, Value> = serde_json::from_str(&text).ok()?;
-            Some(Value::Object(inner).to_string())
-        }
-        Some(_) => None,
-    }
-}
-
-/// A call of a tool by its name, with the object that was read.
-pub(super) fn named(name: &str, object: Option<Map<String, Value>>) -> Option<Call> {
+/// A call of a tool by its name, with the text of its arguments' object.
+pub(super) fn named(name: &str, object: &str) -> Option<Call> {
     let name = name.trim();
     let plain = !name.is_empty() && !name.contains(char::is_whitespace);
-    let arguments = Value::Object(object.filter(|_| plain)?).to_string();
-    Some(Call { name: name.into(), arguments })
+    Some(Call { name: name.into(), arguments: compact_object(object).filter(|_| plain)? })
+}
+
+fn compact_object(text: &str) -> Option<String> {
+    serde_json::from_str::<Map<String, Value>>(text).ok().map(|_| compact(text))
+}
+
+/// JSON without the space between its parts. Numbers keep their digits, of which a parsed number has seventeen at most.
+pub(super) fn compact(json: &str) -> String {
+    let (mut in_string, mut escaped) = (false, false);
+    let kept = |c: &char| {
+        let quote = *c == '"' && !escaped;
+        escaped = in_string && *c == '\\' && !escaped;
+        in_string ^= quote;
+        in_string || !c.is_ascii_whitespace()
+    };
+    json.chars().filter(kept).collect()
 }

@@ -44,7 +44,7 @@ impl Reader for Llama {
             Read::Wrong => Step::Fail,
             Read::Whole => {
                 let known = |name: &str| self.known.as_ref().is_none_or(|tools| tools.has(name));
-                let found = self.object.take().and_then(call).filter(|call| known(&call.name));
+                let found = call(&self.object.take()).filter(|call| known(&call.name));
                 self.between = false;
                 match found {
                     Some(call) => {

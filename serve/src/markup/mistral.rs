@@ -106,7 +106,7 @@ impl Mistral {
     fn whole(&mut self) -> Step {
         let object = self.object.take();
         let in_list = matches!(self.place, Place::Object);
-        let found = if in_list { object.and_then(call) } else { named(&self.name, object) };
+        let found = if in_list { call(&object) } else { named(&self.name, &object) };
         self.place = Place::Separator;
         match found {
             Some(call) if in_list => Step::Call(call),

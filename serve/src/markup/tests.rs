@@ -93,6 +93,31 @@ fn bare_texts_have_the_types_of_their_schema() {
 }
 
 #[test]
+fn arguments_keep_the_digits_of_their_numbers() {
+    let object =
+        r#"{ "s" : "a \\\" { b", "n": 123456789012345678901, "x":[ 0.10000000000000000001, -0.0 ] }"#;
+    let kept = r#"{"s":"a \\\" { b","n":123456789012345678901,"x":[0.10000000000000000001,-0.0]}"#;
+    let quoted = Value::from(object).to_string();
+    for (format, text) in [
+        ("hermes", format!("<tool_call>{{\"name\": \"f\", \"arguments\": {object}}}</tool_call>")),
+        ("hermes", format!("<tool_call>{{\"name\": \"f\", \"arguments\": {quoted}}}</tool_call>")),
+        ("mistral", format!("[TOOL_CALLS]f[ARGS]{object}")),
+        ("harmony", format!("<|channel|>commentary to=functions.f<|message|>{object}<|call|>")),
+    ] {
+        let mut parser = parser(format, &tools(), false);
+        let mut pieces = parser.push(&text);
+        pieces.extend(parser.finish());
+        assert!(matches!(&pieces[..], [Piece::Call(call)] if call.arguments == kept), "{text}: {pieces:?}");
+    }
+    let text = "<tool_call>\n<function=f>\n<parameter=n>\n123456789012345678901\n</parameter>\n</function>\n</tool_call>";
+    let pieces = parser("qwen3_coder", &tools(), false).push(text);
+    assert!(
+        matches!(&pieces[..], [Piece::Call(call)] if call.arguments == r#"{"n":123456789012345678901}"#),
+        "{pieces:?}"
+    );
+}
+
+#[test]
 fn formats_are_found_in_templates() {
     let of = |source: &str| {
         let Markup { calls, thoughts } = Markup::of_template(source);

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::json::compact;
+
 /// Tools by name.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
@@ -26,21 +28,21 @@ impl Tools {
         self.schemas.contains_key(name)
     }
 
-    /// The value that a bare text is for an argument of a tool: of the type that the tool's schema gives it. Where it gives none, or the
+    /// The JSON that a bare text is for an argument of a tool: of the type that the tool's schema gives it. Where it gives none, or the
     /// text is not of that type, what is JSON of another type than a text is that, and the rest is a text.
-    pub fn value(&self, tool: &str, argument: &str, text: &str) -> Value {
+    pub fn value(&self, tool: &str, argument: &str, text: &str) -> String {
         let schema = self.schemas.get(tool).and_then(|s| s.get("properties")?.get(argument));
         let types = schema.map(types).unwrap_or_default();
         let parsed = serde_json::from_str::<Value>(text.trim()).ok().filter(|value| !value.is_string());
         match parsed {
-            Some(value) if types.is_empty() || types.iter().any(|t| *t != "string" && is(&value, t)) => value,
-            // A number for an argument that has another type, say.
-            Some(value) if !types.contains(&"string") => value,
-            // A text in quotes, for an argument that is no plain text.
-            None if !types.is_empty() && !types.contains(&"string") => {
-                serde_json::from_str(text.trim()).unwrap_or_else(|_| text.into())
+            Some(value) if types.is_empty() || types.iter().any(|t| *t != "string" && is(&value, t)) => {
+                compact(text.trim())
             }
-            _ => text.into(),
+            // A number for an argument that has another type, say.
+            Some(_) if !types.contains(&"string") => compact(text.trim()),
+            // A text in quotes, for an argument that is no plain text.
+            None if !types.is_empty() && !types.contains(&"string") && is_json(text) => compact(text.trim()),
+            _ => Value::from(text).to_string(),
         }
     }
 }
@@ -58,6 +60,10 @@ fn types(schema: &Value) -> Vec<&str> {
             if named.is_empty() && all_texts { vec!["string"] } else { named }
         }
     }
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<Value>(text.trim()).is_ok()
 }
 
 fn is(value: &Value, kind: &str) -> bool {
