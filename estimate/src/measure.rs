@@ -3,19 +3,22 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Kernels, Precision};
-use astrai_engine::machine::{Peaks, exchange, product};
+use astrai_engine::machine::{Peaks, exchange, median, product};
 use astrai_ir::ops::ReduceKind;
 use astrai_ir::{DType, Dim, Graph};
 use astrai_runtime::device::process_memory;
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use std::collections::HashMap;
-use std::hint::black_box;
+use std::hint::spin_loop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Tries, of which the fastest counts.
 const TRIES: usize = 200;
+/// Longest that a thread waits for the others: where threads are more than cores, they do not meet.
+const LONGEST_START: Duration = Duration::from_millis(1);
 /// Rounds of measuring, and the time between two: where a hypervisor moves the cores, one round says nothing.
 const ROUNDS: usize = 5;
 const APART: Duration = Duration::from_secs(1);
@@ -140,13 +143,19 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
     })
 }
 
-/// Seconds of starting all threads, at best.
+/// Seconds of a run that all threads take part in, in the middle of many: each waits in its unit for the others, or one would take the units of all.
 fn launch(device: &dyn Device) -> f64 {
     let threads = device.threads().max(1);
     let start = |_| {
-        let started = Instant::now();
-        device.share(threads, &|_, some| some.for_each(|i| _ = black_box(i)));
+        let (there, started) = (AtomicUsize::new(0), Instant::now());
+        let meet = |_| {
+            there.fetch_add(1, Ordering::AcqRel);
+            while there.load(Ordering::Acquire) < threads && started.elapsed() < LONGEST_START {
+                spin_loop();
+            }
+        };
+        device.share(threads, &|_, some| some.for_each(meet));
         started.elapsed().as_secs_f64()
     };
-    (0..TRIES).map(start).fold(f64::INFINITY, f64::min)
+    median((0..TRIES).map(start)).unwrap_or(0.0)
 }
