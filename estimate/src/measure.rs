@@ -10,14 +10,15 @@ use astrai_runtime::device::process_memory;
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::hint::spin_loop;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::sleep;
+use std::thread::{available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 /// Tries, of which the fastest counts.
 const TRIES: usize = 200;
-/// Longest that a thread waits for the others: where threads are more than cores, they do not meet.
+/// Longest that a thread waits for the others: one of them may have lost its core to another process.
 const LONGEST_START: Duration = Duration::from_millis(1);
 /// Rounds of measuring, and the time between two: where a hypervisor moves the cores, one round says nothing.
 const ROUNDS: usize = 5;
@@ -143,9 +144,12 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
     })
 }
 
-/// Seconds of a run that all threads take part in, in the middle of many: each waits in its unit for the others, or one would take the units of all.
+/// Seconds of a run that as many threads as there are cores take part in, in the middle of many: each waits in its unit for the others, or one would take
+/// the units of all.
 fn launch(device: &dyn Device) -> f64 {
-    let threads = device.threads().max(1);
+    // More threads than cores are never all there at once.
+    let cores = available_parallelism().map_or(1, NonZero::get);
+    let threads = device.threads().clamp(1, cores);
     let start = |_| {
         let (there, started) = (AtomicUsize::new(0), Instant::now());
         let meet = |_| {
