@@ -8,10 +8,10 @@ mod serve;
 mod train;
 mod wire;
 
-use self::breakdown::floor;
+use self::breakdown::Runs;
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{AdaptersFlag, FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
-use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
+use crate::measure::{Seconds, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use crate::summary::fields;
@@ -19,7 +19,7 @@ use crate::workload::WorkloadFlags;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
-use astrai_engine::machine::{Machine, Peaks};
+use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, read_config};
 use astrai_estimate::check::predict;
 use astrai_estimate::hardware::Hardware;
@@ -96,13 +96,13 @@ pub enum Job {
 
 /// Measure, and print JSON lines
 ///
-/// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one warm-up, the fastest, the slowest, and
+/// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one that warms up, the fastest, the slowest, and
 /// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
 /// Beside them stands the floor: the seconds of the same operations and bytes at the peaks of arithmetic and of reading
-/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median. peak_held and read_held are the
-/// parts of the peaks of arithmetic and of reading that were there on average while they were measured: below 1 something else used
-/// the processor or the memory. In f32 the peak of arithmetic is the vector instructions': products of trained f32 weights may beat
-/// it by a matrix unit, in pieces of bf16.
+/// memory, kernel by kernel. The peaks are measured before and after each run, or each second of short ones, and of_floor is the median of
+/// what part of a run its own floor is. peak_held and read_held are the parts of the peaks of arithmetic and of reading that were there
+/// on average while they were measured: below 1 something else used the processor or the memory. In f32 the peak of arithmetic is the
+/// vector instructions': products of trained f32 weights may beat it by a matrix unit, in pieces of bf16.
 /// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -256,7 +256,7 @@ impl Bench {
     }
 
     /// The fields that every line has, in the peer's order.
-    fn line(&self, machine: &Machine, s: &Seconds) -> Map<String, Value> {
+    fn line(&self, machine: &Machine, s: &Seconds, peak_rss_mb: u64) -> Map<String, Value> {
         let job = self.job.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let name = self.shape.as_ref().and_then(|p| p.file_name());
         let shape = name.map_or_else(|| job.clone(), |n| n.to_string_lossy().into_owned());
@@ -273,7 +273,7 @@ impl Bench {
             "seconds_median": rounded(s.median, 5),
             "seconds_min": rounded(s.min, 5),
             "seconds_max": rounded(s.max, 5),
-            "peak_rss_mb": peak_rss_mb(),
+            "peak_rss_mb": peak_rss_mb,
         }));
         if let Some(narrow) = self.quantize.quantize {
             line.insert("weights".into(), json!(narrow.to_string()));
@@ -304,7 +304,6 @@ impl Bench {
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
             bail!("{flag} means nothing to bench gemm, which has its own sizes; leave it out");
         }
-        let mut lines = Vec::new();
         let storage = self.machine.storage();
         let all = GEMMS.map(|(m, n, k)| Size { m, n, k });
         for Size { m, n, k } in if self.size.is_empty() { &all[..] } else { &self.size[..] }.iter().copied() {
@@ -312,10 +311,14 @@ impl Bench {
             let times = ((2e9 / work) as usize).max(1);
             let mut session = gemm_session((m, n, k), storage, machine)?;
             let x = random_input(m, k, storage);
-            let seconds = after_warm_up(self.repeat as usize, || {
-                (0..times).try_for_each(|_| session.execute(&[("x", &x)]))
-            })?;
-            let mut line = self.line(machine, &seconds);
+            let mut runs = Runs::new(machine);
+            let seconds = runs.repeat(
+                self.repeat,
+                &mut session,
+                |_| vec![],
+                |session, _| (0..times).try_for_each(|_| session.execute(&[("x", &x)])),
+            )?;
+            let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
             let gflops = 1e-9 * work * times as f64 / seconds.median;
             line.extend([
                 ("gflops".to_string(), json!(rounded(gflops, 2))),
@@ -324,12 +327,7 @@ impl Bench {
                 ("k".into(), json!(k)),
             ]);
             let moved = ((m * k + n * k + m * n) * storage.bytes() * times) as f64;
-            lines.push((line, seconds, (work * times as f64, moved)));
-        }
-        // Last of all, for it takes memory of its own, which must not count as the peak of any size.
-        let peaks = Peaks::measure(&*machine.device, &[]);
-        for (mut line, seconds, cost) in lines {
-            line.extend(floor(&peaks, &[(&[cost], 1.0)], &seconds, storage));
+            line.extend(runs.floor(&[(&[(work * times as f64, moved)], 1.0)], storage));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -367,19 +365,19 @@ impl Bench {
         let storage = self.machine.storage();
         let mut session = Progress::during("making weights", |set| model.start(planned, machine, set))?;
         let inputs = batch.inputs(session.inputs());
-        let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
-        let mut line = self.line(machine, &seconds);
+        let mut runs = Runs::new(machine);
+        let seconds = runs.repeat(self.repeat, &mut session, |_| vec![], |s, _| s.execute(&inputs))?;
+        let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
         line.extend(beside(expected, &seconds));
-        let peaks = Peaks::measure(&*machine.device, &[]);
-        line.extend(floor(&peaks, &[(&costs, 1.0)], &seconds, storage));
+        line.extend(runs.floor(&[(&costs, 1.0)], storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session.start_profile();
             let (_, seconds) = once(|| session.execute(&inputs).map(drop))?;
             let rows = session.take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
-            if let Some(peaks) = &peaks {
+            if let Some(peaks) = runs.last() {
                 eprint!("\n{}", breakdown::breakdown(&[(None, &rows)], peaks, storage, seconds));
             }
         }
@@ -399,7 +397,7 @@ impl Bench {
         let seconds = (0..self.repeat).map(|_| Ok(once(planning)?.1)).collect::<Result<_, Failure>>()?;
         let kernels = planned.kernels.iter().flatten().count();
         let mut put = |stage: &str, seconds: Vec<f64>| -> Result<(), Failure> {
-            let mut line = self.line(machine, &Seconds::of(seconds));
+            let mut line = self.line(machine, &Seconds::of(seconds), peak_rss_mb());
             line.insert("stage".into(), json!(stage));
             line.insert("kernels".into(), json!(kernels));
             Ok(writeln!(out, "{}", Value::Object(line))?)

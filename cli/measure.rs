@@ -32,14 +32,7 @@ pub fn once<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
     Ok((made, started.elapsed().as_secs_f64()))
 }
 
-/// Runs `work` `repeat` times after one run that does not count.
-pub fn after_warm_up<T, E>(repeat: usize, mut work: impl FnMut() -> Result<T, E>) -> Result<Seconds, E> {
-    work()?;
-    let runs: Result<Vec<f64>, E> = (0..repeat).map(|_| Ok(once(&mut work)?.1)).collect();
-    Ok(Seconds::of(runs?))
-}
-
-/// Most memory this process ever held, MiB.
+/// Most memory this process held since its beginning, or since the system was told to forget that, MiB.
 pub fn peak_rss_mb() -> u64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the call fills the structure it is given; zeroes are a valid value of it should the call refuse.

@@ -133,6 +133,9 @@ pub struct Serve {
     /// Most tokens in one step, of prompts and answers together [default: 64 a core, 256 where it has a matrix unit, 512 at most, on GPUs and with experts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_batch_tokens: Option<u32>,
+    /// Computes every prompt anew: pages of prompts are not kept for others that begin alike
+    #[arg(long)]
+    no_prefix_cache: bool,
     /// Answers that may wait, counting each of the `n` of a request; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
@@ -201,6 +204,7 @@ impl Serve {
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
             queue_tokens: self.queue_tokens.map(|n| n as usize),
+            prefix_cache: !self.no_prefix_cache,
             populated: POPULATED,
             speculation: self.speculate.asked(),
             pooling: self.embeddings.map(|pooling| match pooling {

@@ -1,34 +1,121 @@
-//! Floors, and where a step's time beyond its floor goes. In: launches, measured peaks, the seconds of the whole step. Out: fields of a
-//! line; a table by kind of kernel, the most above its floor first.
+//! Floors, and where a step's time beyond its floor goes. In: launches, peaks measured beside the runs, the seconds of the runs. Out: fields
+//! of a line; a table by kind of kernel, the most above its floor first.
 
-use crate::measure::{Seconds, rounded};
+use crate::measure::{Seconds, once, peak_rss_mb, rounded};
 use crate::table::table;
-use astrai_engine::machine::Peaks;
+use astrai_engine::machine::{Machine, Peaks, median};
 use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
+use astrai_runtime::device::forget_peak;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The fields of the least seconds in which launches of these costs can run, all of them so many times, which part of the median they
-/// are, and how the machine held its peaks; none where no peaks are known.
-pub(super) fn floor(
-    peaks: &Option<Peaks>,
-    runs: &[(&[(f64, f64)], f64)],
-    seconds: &Seconds,
-    storage: DType,
-) -> Vec<(String, Value)> {
-    let Some(peaks) = peaks else { return vec![] };
-    let one = |costs: &[(f64, f64)]| -> f64 {
-        costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum()
-    };
-    let least: f64 = runs.iter().map(|(costs, times)| times * one(costs)).sum();
-    let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
-    vec![
-        ("floor_seconds".into(), json!(rounded(least, 6))),
-        part("of_floor", least / seconds.median),
-        part("peak_held", peaks.arithmetic(storage).held),
-        part("read_held", peaks.reading.held),
-    ]
+/// Seconds of a run that finds little of what it reads in the caches.
+const LONG: f64 = 0.5;
+/// Seconds of runs between two looks at the peaks, at least.
+const BETWEEN: f64 = 1.0;
+
+/// Runs, with the machine's peaks before, between and after them: others on the machine come and go, and a hypervisor moves its cores, so that
+/// peaks of another moment may be those of another machine.
+pub(super) struct Runs<'a> {
+    machine: &'a Machine,
+    looks: Vec<Option<Peaks>>,
+    /// Of each run the looks before it, and its seconds.
+    runs: Vec<(usize, f64)>,
+    /// MiB that the process held at most, but for what looks took.
+    most: u64,
+    /// Whether the system keeps what looks took in the most that the process held.
+    kept: bool,
+}
+
+impl<'a> Runs<'a> {
+    /// None yet.
+    pub(super) fn new(machine: &'a Machine) -> Runs<'a> {
+        Runs { machine, looks: vec![], runs: vec![], most: 0, kept: false }
+    }
+
+    /// Measures the peaks, reading on `again`, as [`Peaks::measure`] does; whether there are any.
+    pub(super) fn look(&mut self, again: &[&[u8]]) -> bool {
+        self.most = self.peak_rss_mb();
+        let peaks = Peaks::measure(&*self.machine.device, again);
+        self.kept |= !forget_peak();
+        self.looks.push(peaks);
+        peaks.is_some()
+    }
+
+    /// A run took so long.
+    pub(super) fn add(&mut self, seconds: f64) {
+        self.runs.push((self.looks.len(), seconds));
+    }
+
+    /// Runs `work` on a subject that reads the bytes of `again` over and over, `repeat` times after one run that does not count, with looks
+    /// before, between and after them. `work` hears whether it counts: what a look reads leaves the caches to it, so a short run behind
+    /// one is run once before it does.
+    pub(super) fn repeat<S, T, E>(
+        &mut self,
+        repeat: u32,
+        subject: &mut S,
+        again: impl Fn(&mut S) -> Vec<&[u8]>,
+        mut work: impl FnMut(&mut S, bool) -> Result<T, E>,
+    ) -> Result<Seconds, E> {
+        let mut last = once(|| work(subject, false))?.1;
+        let mut since = BETWEEN;
+        for _ in 0..repeat {
+            if since >= BETWEEN {
+                since = 0.0;
+                if self.look(&again(subject)) && last < LONG {
+                    work(subject, false)?;
+                }
+            }
+            last = once(|| work(subject, true))?.1;
+            since += last;
+            self.add(last);
+        }
+        self.look(&again(subject));
+        Ok(Seconds::of(self.runs.iter().map(|(_, seconds)| *seconds).collect()))
+    }
+
+    /// MiB that the process held at most, but for what looks took.
+    pub(super) fn peak_rss_mb(&self) -> u64 {
+        if self.kept { self.most } else { self.most.max(peak_rss_mb()) }
+    }
+
+    /// The peaks of the last look.
+    pub(super) fn last(&self) -> Option<&Peaks> {
+        self.looks.last()?.as_ref()
+    }
+
+    /// The fields of the least seconds in which launches of these costs can run, all of them so many times, at the peaks before and after each
+    /// run: the least of a run, which part it is of what the run took, and how the machine held its peaks, each in the middle of the runs;
+    /// none where no peaks are known.
+    pub(super) fn floor(&self, parts: &[(&[(f64, f64)], f64)], storage: DType) -> Vec<(String, Value)> {
+        let one = |peaks: &Peaks| -> f64 {
+            let sum = |costs: &[(f64, f64)]| -> f64 {
+                costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum()
+            };
+            parts.iter().map(|(costs, times)| times * sum(costs)).sum()
+        };
+        let looks: Vec<Option<f64>> = self.looks.iter().map(|peaks| peaks.as_ref().map(one)).collect();
+        let look = |i: usize| looks.get(i).copied().flatten();
+        let around = |(before, seconds): &(usize, f64)| {
+            Some(((look(before.checked_sub(1)?)? + look(*before)?) / 2.0, *seconds))
+        };
+        let least: Vec<(f64, f64)> = self.runs.iter().filter_map(around).collect();
+        if least.is_empty() {
+            return vec![];
+        }
+        let middle = |of: &dyn Fn(&(f64, f64)) -> f64| Seconds::of(least.iter().map(of).collect()).median;
+        let held =
+            |of: &dyn Fn(&Peaks) -> f64| median(self.looks.iter().flatten().map(of)).unwrap_or(f64::NAN);
+        [
+            ("floor_seconds", middle(&|run| run.0), 6),
+            ("of_floor", middle(&|run| run.0 / run.1), 3),
+            ("peak_held", held(&|peaks| peaks.arithmetic(storage).held), 3),
+            ("read_held", held(&|peaks| peaks.reading.held), 3),
+        ]
+        .map(|(name, x, decimals)| (name.to_string(), json!(rounded(x, decimals))))
+        .into()
+    }
 }
 
 fn kind(form: &str) -> &str {

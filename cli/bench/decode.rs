@@ -1,14 +1,14 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
 use super::breakdown::breakdown;
-use super::{Bench, beside, costs, draw, floor};
+use super::{Bench, Runs, beside, costs, draw};
 use crate::failure::Failure;
-use crate::measure::{after_warm_up, once, rounded};
+use crate::measure::{once, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::Cache;
 use astrai_engine::greedy::choose;
-use astrai_engine::machine::{Machine, Peaks};
+use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_runtime::Session;
@@ -77,6 +77,12 @@ impl Decoding {
         Ok(session.execute_rows(&inputs, Some(&|_| logits))?)
     }
 
+    /// What every step reads.
+    fn weights(&mut self) -> Vec<&[u8]> {
+        let found = self.programs.iter().find(|(kind, _)| kind.decodes());
+        found.map_or(vec![], |(_, session)| session.weights())
+    }
+
     /// The token of the largest logit of a row of the last run.
     fn best(&mut self, computes: fn(ProgramKind) -> bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
@@ -134,19 +140,17 @@ impl Bench {
         let mut decoding = Decoding { programs, batch: batched, pages, next, bounds };
         decoding.prefill(seq as usize, chunk as usize)?;
         let first = decoding.next.clone();
-        let mut again = || {
+        let mut runs = Runs::new(machine);
+        let seconds = runs.repeat(self.repeat, &mut decoding, Decoding::weights, |decoding, _| {
             decoding.next.copy_from_slice(&first);
             decoding.decode(seq as usize, new as usize)
-        };
-        let seconds = after_warm_up(self.repeat as usize, &mut again)?;
-        let mut line = self.line(machine, &seconds);
+        })?;
+        let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.extend(beside(expected, &seconds));
         line.insert("new".into(), json!(new));
-        let weights: Vec<&[u8]> = session(&mut decoding.programs, ProgramKind::decodes)?.weights();
-        let peaks = Peaks::measure(&*machine.device, &weights);
-        line.extend(floor(&peaks, &[(&costs, new as f64)], &seconds, storage));
+        line.extend(runs.floor(&[(&costs, new as f64)], storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session(&mut decoding.programs, ProgramKind::decodes)?.start_profile();
@@ -156,7 +160,7 @@ impl Bench {
                 .unwrap_or_default()
                 .by_kernel();
             eprint!("\n{}", profile_table(&rows));
-            if let Some(peaks) = &peaks {
+            if let Some(peaks) = runs.last() {
                 eprint!("\n{}", breakdown(&[(None, &rows)], peaks, storage, seconds));
             }
         }

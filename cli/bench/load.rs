@@ -4,7 +4,7 @@
 use crate::failure::{Failure, bail};
 use crate::progress::Progress;
 use crate::workload::WorkloadFlags;
-use astrai_engine::load::{Answered, Asked};
+use astrai_engine::load::{Answered, Asked, Workload};
 use clap::Args;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -54,7 +54,8 @@ type Streamed = (Answered, Vec<f64>);
 impl LoadFlags {
     /// Sends the load and prints what came of it.
     pub fn run(&self, url: &str, out: &mut dyn Write) -> Result<(), Failure> {
-        let requests: Vec<Asked> = self.workload.workload()?.requests().collect();
+        let load = self.workload.workload()?;
+        let requests: Vec<Asked> = load.requests().collect();
         let created = self.save_result.as_ref().map(|path| {
             let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
             Ok::<_, Failure>((path, file))
@@ -63,8 +64,10 @@ impl LoadFlags {
         let at_once = self.workload.max_concurrency.map_or(AT_ONCE, |n| n as usize).min(requests.len());
         let key = self.api_key.clone().or_else(|| std::env::var("ASTRAI_API_KEY").ok());
         let server = Server::find(url, key, self.model.clone(), at_once)?;
-        // What does not work once is not tried a thousand times; and the server is warm.
-        if let Some(why) = requests.first().and_then(|first| server.ask(first).0.error) {
+        // What does not work once is not tried a thousand times; and the server is warm. Its prefix cache may keep what it is asked, so
+        // the prompt is none of the load's.
+        let trial = Workload { seed: !load.seed, requests: 1, ..load }.requests().next();
+        if let Some(why) = trial.and_then(|trial| server.ask(&trial).0.error) {
             bail!("{url}: {why}");
         }
         let (streamed, seconds) = send(&server, &requests, at_once)?;

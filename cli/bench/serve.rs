@@ -1,6 +1,6 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, Costs, Planned, beside, costs, draw, floor};
+use super::{Bench, Costs, Planned, Runs, beside, costs, draw};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
@@ -8,7 +8,7 @@ use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::{Machine, Peaks, Speedometer, Speeds};
+use astrai_engine::machine::{Machine, Speedometer, Speeds};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
@@ -128,7 +128,7 @@ struct Subject {
 
 /// What runs of one engine gave.
 #[derive(Default)]
-struct Runs {
+struct Served {
     seconds: Vec<f64>,
     waits: Waits,
 }
@@ -262,34 +262,44 @@ impl Bench {
         for subject in &subjects {
             load.run(subject)?;
         }
-        let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
+        let mut served: Vec<Served> = subjects.iter().map(|_| Served::default()).collect();
+        let mut runs = Runs::new(machine);
         let meter = foreseen.as_ref().and_then(|_| Speedometer::new(&machine.device));
         let mut speeds: Vec<Speeds> = meter.iter().map(Speedometer::now).collect();
+        runs.look(&[]);
         // In turn, so that what else the machine does meets all of them.
-        for _ in 0..self.repeat {
-            for (subject, runs) in subjects.iter().zip(&mut runs) {
+        for again in 0..self.repeat {
+            if again > 0 && subjects.len() > 1 {
+                runs.look(&[]);
+            }
+            for (i, (subject, served)) in subjects.iter().zip(&mut served).enumerate() {
                 let (all, each) = load.run(subject)?;
-                runs.seconds.push(all);
-                runs.waits.first.extend(each.first);
-                runs.waits.next.extend(each.next);
+                if i == 0 {
+                    runs.add(all);
+                    runs.look(&[]);
+                }
+                served.seconds.push(all);
+                served.waits.first.extend(each.first);
+                served.waits.next.extend(each.next);
             }
             speeds.extend(meter.iter().map(Speedometer::now));
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
-        // Tokens that are proposed come several in a step.
-        let peaks = Peaks::measure(&*machine.device, &[]).filter(|_| speculation.is_none());
-        let mut runs = runs.into_iter();
-        let Runs { seconds, waits } = runs.next().unwrap_or_default();
+        let mut served = served.into_iter();
+        let Served { seconds, waits } = served.next().unwrap_or_default();
         let seconds = Seconds::of(seconds);
-        let mut line = self.line(machine, &seconds);
+        let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
         line.insert("new".into(), json!(new));
         line.insert("requests".into(), json!(requests));
         line.insert("n".into(), json!(choices));
         let tokens = (requests * u64::from(choices) * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
-        let parts = [(&*prompts.0, prompts.1), (&*answers.0, answers.1)];
-        line.extend(floor(&peaks, &parts, &seconds, self.machine.storage()));
+        // Tokens that are proposed come several in a step.
+        if speculation.is_none() {
+            let parts = [(&*prompts.0, prompts.1), (&*answers.0, answers.1)];
+            line.extend(runs.floor(&parts, self.machine.storage()));
+        }
         let first = Seconds::of(waits.first.clone()).median;
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
@@ -316,7 +326,7 @@ impl Bench {
             line.insert("proposed".into(), json!(counters.proposed));
             line.insert("accepted".into(), json!(counters.accepted));
         }
-        if let Some(base) = runs.next() {
+        if let Some(base) = served.next() {
             let (of_base, waits) = (Seconds::of(base.seconds).median, base.waits);
             line.insert("base_tokens_per_s".into(), json!(rounded(tokens / of_base, 2)));
             line.insert("of_base".into(), json!(rounded(of_base / seconds.median, 3)));

@@ -1,13 +1,12 @@
 //! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it; of all weights, or of an adapter.
 
 use super::breakdown::breakdown;
-use super::{Bench, beside, draw, floor, largest, launch_costs};
+use super::{Bench, Runs, beside, draw, largest, launch_costs};
 use crate::allocations::counted;
 use crate::failure::Failure;
-use crate::measure::{Seconds, after_warm_up, once, rounded};
+use crate::measure::{Seconds, once, rounded};
 use crate::run::profile_table;
 use astrai_engine::machine::Machine;
-use astrai_engine::machine::Peaks;
 use astrai_engine::model::Model;
 use astrai_runtime::Dump;
 use astrai_train::batch::PackedBatch;
@@ -69,28 +68,32 @@ impl Bench {
         let source = factors.as_ref().map_or(model.source(), |f| f);
         let mut engine = Engine::open(plan, source, &machine.device, &mut |_, _| {})?;
         let (mut allocated, mut updates) = (0, Vec::new());
-        let seconds = after_warm_up(self.repeat as usize, || {
-            let (done, count) = counted(|| engine.step(&batches, 1e-4));
-            allocated = count;
-            updates.push(engine.update_seconds());
-            done
-        })?;
-        let mut line = self.line(machine, &seconds);
+        let mut runs = Runs::new(machine);
+        let seconds = runs.repeat(
+            self.repeat,
+            &mut engine,
+            |_| vec![],
+            |engine, counts| {
+                let (done, count) = counted(|| engine.step(&batches, 1e-4));
+                allocated = count;
+                updates.extend(counts.then(|| engine.update_seconds()));
+                done
+            },
+        )?;
+        let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
-        // The first one warms up.
-        let update = Seconds::of(updates.split_off(1)).median;
+        let update = Seconds::of(updates).median;
         line.insert("update_of_step".into(), json!(rounded(update / seconds.median, 4)));
         line.extend(beside(expected, &seconds));
         line.insert("allocations_per_step".into(), json!(allocated));
-        let peaks = Peaks::measure(&*machine.device, &[]);
-        line.extend(floor(&peaks, &[(&costs, 1.0)], &seconds, storage));
+        line.extend(runs.floor(&[(&costs, 1.0)], storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             engine.start_profile();
             let (_, seconds) = once(|| engine.step(&batches, 1e-4))?;
             let [grad, update] = engine.take_profile().map(|p| p.unwrap_or_default().by_kernel());
             eprint!("\ngrad\n{}\nupdate\n{}", profile_table(&grad), profile_table(&update));
-            if let Some(peaks) = &peaks {
+            if let Some(peaks) = runs.last() {
                 let programs = [(None, &grad[..]), (Some("update"), &update)];
                 eprint!("\n{}", breakdown(&programs, peaks, storage, seconds));
             }

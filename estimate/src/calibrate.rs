@@ -24,8 +24,9 @@ const SHAPES: [(&str, &str); 2] = [
 /// Layers of these shapes that are run: all are alike.
 const LAYERS: u64 = 8;
 
-/// Sequences and tokens of each of the steps of training and of prefill.
-const WHOLE: [[u64; 2]; 2] = [[1, 128], [4, 256]];
+/// Sequences and tokens of each of the steps of training and of prefill. What attention costs a key shows where there are many, so one prompt is longer.
+const TRAINED: [[u64; 2]; 2] = [[1, 128], [4, 256]];
+const WHOLE: [[u64; 2]; 3] = [[1, 128], [4, 256], [1, 512]];
 /// Sequences, tokens of each, and how many of them are new, of the steps over pages.
 const PAGED: [[u64; 3]; 5] = [[1, 256, 1], [4, 512, 1], [16, 256, 1], [1, 128, 128], [4, 256, 32]];
 
@@ -58,8 +59,8 @@ pub fn calibrate(
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
-            for purpose in [Purpose::Train, Purpose::Prefill] {
-                asked.extend(WHOLE.map(|[batch, seq]| (config, of(purpose, batch, seq), 1)));
+            for (purpose, sizes) in [(Purpose::Train, &TRAINED[..]), (Purpose::Prefill, &WHOLE)] {
+                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
             }
             asked.extend(PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new)));
         }

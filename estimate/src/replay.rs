@@ -12,7 +12,7 @@ use crate::Refused;
 use astrai_engine::load::{Answered, Asked, draw};
 use astrai_serve::pages::Prompt;
 use astrai_serve::scheduler::{Arrival, Counters, Scheduler, SequenceId};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// A request under way.
 struct Running {
@@ -56,7 +56,8 @@ pub fn replay(
     let mut clock = Clock::new(costs, at_once);
     let mut requests = requests.peekable();
     loop {
-        while clock.running.len() < at_once
+        let idle = clock.running.is_empty();
+        while clock.someone_asks(idle)
             && let Some(next) = requests.next_if(|r| r.as_ref().map_or(true, |r| r.at <= clock.now))
         {
             clock.send(next?)?;
@@ -75,9 +76,10 @@ pub fn replay(
 
 struct Clock {
     now: f64,
-    at_once: usize,
-    /// When the number of requests under way was last below the most.
-    free_since: f64,
+    /// Clients that have asked nothing yet.
+    fresh: usize,
+    /// When the others were answered that are not asking.
+    answered: VecDeque<f64>,
     context: usize,
     scheduler: Scheduler,
     running: HashMap<u64, Running>,
@@ -92,8 +94,8 @@ impl Clock {
         let secret = costs.served.prefix_cache.then_some([0; 32]);
         Clock {
             now: 0.0,
-            at_once,
-            free_since: 0.0,
+            fresh: at_once,
+            answered: VecDeque::new(),
             context: costs.served.context,
             scheduler: Scheduler::new(costs.served.bounds, costs.plan_of_step(), secret),
             running: HashMap::new(),
@@ -109,6 +111,13 @@ impl Clock {
                 series: Series::default(),
             },
         }
+    }
+
+    /// Whether there is a client that may ask. Whoever was answered by the newest step asks again when the next one has begun: an engine
+    /// does not wait for that, unless it is idle.
+    fn someone_asks(&self, idle: bool) -> bool {
+        let asks = |at: &f64| *at < self.now || idle;
+        self.fresh > 0 || self.answered.front().is_some_and(asks)
     }
 
     fn send(&mut self, asked: Asked) -> Result<(), Refused> {
@@ -132,7 +141,9 @@ impl Clock {
             embed: false,
         });
         // Whoever had to wait for another's end was sent then.
-        let sent = asked.at.max(self.free_since);
+        let free = if self.fresh > 0 { None } else { self.answered.pop_front() };
+        self.fresh = self.fresh.saturating_sub(1);
+        let sent = asked.at.max(free.unwrap_or(0.0));
         let answered = Answered { input, output: asked.output, ..Answered::default() };
         self.running.insert(request, Running { id, sent, newest: sent, left: asked.output, answered });
         Ok(())
@@ -146,7 +157,6 @@ impl Clock {
         self.found.steps += 1;
         self.tokens.clear();
         let mut given = 0;
-        let full = self.running.len() >= self.at_once;
         for row in plan.rows() {
             let token = self.running.get_mut(&row.id.request).filter(|_| row.complete).and_then(|r| {
                 given += 1;
@@ -171,9 +181,7 @@ impl Clock {
         for id in self.ended.drain(..) {
             self.scheduler.remove(id);
             self.found.answered.extend(self.running.remove(&id.request).map(|r| r.answered));
-        }
-        if full && self.running.len() < self.at_once {
-            self.free_since = self.now;
+            self.answered.push_back(self.now);
         }
         let pages = self.scheduler.pages();
         let moment = Moment {

@@ -16,8 +16,8 @@ const PRELUDE: &str = include_str!("micro/prelude.c");
 const SCALAR: &str = include_str!("../scalar.c");
 const TILES: [&str; 5] = [
     include_str!("micro/dot_core.c"),
-    include_str!("micro/dot_amx.c"),
     include_str!("micro/dot_blocks.c"),
+    include_str!("micro/dot_amx.c"),
     include_str!("micro/dot_pairs.c"),
     include_str!("micro/dot_bf16_pairs.c"),
 ];

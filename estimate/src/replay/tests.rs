@@ -94,6 +94,22 @@ fn what_is_shared_is_computed_once_and_whoever_is_alone_never_waits() {
 }
 
 #[test]
+fn a_client_asks_again_while_the_step_behind_its_answer_runs() {
+    let asked = |output| Ok(Asked { at: 0.0, prompt: vec![1; 16], output });
+    let requests = [asked(2), asked(8), asked(2)];
+    let found = replay(&mut costs(LLAMA, 8, 64, false), requests.into_iter(), 2).unwrap();
+    // The second step ends the first request. The third one, whose client that was, waits for the third step, computes its prompt
+    // in the fourth and its second token in the fifth; the second request needs all eight.
+    assert_eq!((found.steps, found.answered.len()), (8, 3));
+    let third = &found.answered[1];
+    let step = third.whole - third.first;
+    assert!((1.8..2.5).contains(&(third.first / step)), "{} and {step}", third.first);
+    // Two that are answered by one step leave the engine idle, and ask at once.
+    let alike = replay(&mut costs(LLAMA, 8, 64, false), vec![asked(3); 4].into_iter(), 2).unwrap();
+    assert_eq!(alike.steps, 6);
+}
+
+#[test]
 fn what_cannot_be_served_is_refused() {
     let mut costs = costs(LLAMA, 8, 64, false);
     let asked = |input: usize| Ok(Asked { at: 0.0, prompt: vec![1; input], output: 100 });

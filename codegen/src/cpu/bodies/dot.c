@@ -1,5 +1,5 @@
 /* One dot kernel: out[m, n] = epilogue(m, n, sum over k of A(m, k) * W(n, k)). Included once per kernel, after
- * `dot_core.c`; the emitter defines the slots before and this text undefines them at its end.
+ * `dot_core.c` and `dot_blocks.c`; the emitter defines the slots before and this text undefines them at its end.
  *
  *   NAME(x)                       prefixes a symbol of this kernel
  *   DOT_M                         rows, a runtime expression over `dims`; DOT_N and DOT_K are literals

@@ -34,6 +34,9 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_MATRIX_TILES_PER_UNIT
 #undef DOT_DIRECT
 #undef DOT_DIRECT_TABLE
+#undef DOT_IN_PLACE
+#undef DOT_NARROW
+#undef DOT_TILES
 #undef DOT_HEIGHT
 #undef DOT_ROWS_PER_UNIT
 #undef DOT_FEW_TILES

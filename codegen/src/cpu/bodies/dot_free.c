@@ -1,6 +1,6 @@
 /* One dot kernel whose sides nobody packed ahead: out[m, n] = epilogue(m, n, sum over k of A(m, k) * B(k, n)), with every
- * size known only at run time. Included once per kernel, after `dot_core.c`, whose tiles it uses; the emitter defines the
- * slots before and this text undefines them at its end.
+ * size known only at run time. Included once per kernel, after `dot_core.c` and `dot_blocks.c`, whose tiles and packing it
+ * uses; the emitter defines the slots before and this text undefines them at its end.
  *
  *   NAME(x)                       prefixes a symbol of this kernel
  *   DOT_M, DOT_N, DOT_K           rows, columns and length of the sums, expressions over `dims`

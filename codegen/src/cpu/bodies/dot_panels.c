@@ -1,10 +1,12 @@
 /* The panels of `dot.c` where the weight is f32 or bf16. */
 #if defined(DOT_WEIGHT_F32)
+#define DOT_NARROW 0
 #define DOT_PANEL_WORDS ((int64_t)DOT_K * DOT_NR)
 #define DOT_AT(p, k) ((const float *)(DOT_WEIGHT_F32) + (p) * DOT_PANEL_WORDS + (k) * DOT_NR)
 #define DOT_DIRECT(x) dot_f32_##x
 #define DOT_DIRECT_TABLE DOT_TABLE(f32)
 #elif defined(DOT_WEIGHT_BF16)
+#define DOT_NARROW 1
 #define DOT_PANEL_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
 #if DOT_PAIRED
 #define DOT_AT(p, k) ((const uint32_t *)(DOT_WEIGHT_BF16) + (p) * DOT_PANEL_WORDS + (k) * DOT_NR)
@@ -44,15 +46,26 @@ static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a
 }
 #undef DOT_ROW
 
+/* Whether tiles read panels where they lie, and do not widen a block of them first. */
+#if defined(DOT_WEIGHT_F32) || DOT_PAIRED || DOT_LANES == 8
+#define DOT_IN_PLACE 1
+#define DOT_TILES DOT_DIRECT_TABLE
+#else
+#define DOT_IN_PLACE 0
+#define DOT_TILES DOT_TABLE(f32)
+#endif
+
 /* One tile: panels are used once, so they are read where they lie, whatever their type. */
 static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
 {
     static dot_tile_fn *const direct[] = DOT_DIRECT_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
     for (; p < end; p++) {
-        for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
-            direct[DOT_M - 1](a + k * DOT_M, DOT_AT(p, k), 0, NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC, c, k == 0,
-                              a, a);
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
+            int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
+            const void *next_w = DOT_LANES == 8 && DOT_NARROW ? (const void *)DOT_AT(p, k + kc) : a;
+            direct[DOT_M - 1](a + k * DOT_M, DOT_AT(p, k), 0, kc, c, k == 0, a, next_w);
+        }
         NAME(finish)(bufs, dims, 0, DOT_M, p, c);
     }
 }
@@ -63,8 +76,9 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end,
                              int64_t p, int64_t p_end)
 {
-    static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
+    static dot_tile_fn *const tiles[] = DOT_TILES;
     float c[DOT_PANELS_PER_UNIT * DOT_ROWS_PER_UNIT * DOT_NR] __attribute__((aligned(64)));
+    enum { asked = DOT_ASKED(DOT_NARROW) };
     int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0;
     int64_t wide = t_end - t <= DOT_FEW_TILES ? 1 : p_end - p, steps = wide * NAME(blocks);
     for (int64_t s = 0; s < (p_end - p) * NAME(blocks); s++) {
@@ -72,18 +86,18 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
         int64_t q0 = p + s / steps * wide, q = q0 + s % wide, k = s % steps / wide * DOT_KC;
         int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
         int64_t next_k = q + 1 < q0 + wide ? k : k + kc < NAME(sum) ? k + kc : 0;
-#if defined(DOT_WEIGHT_F32) || DOT_PAIRED
+#if DOT_IN_PLACE
         const void *w = DOT_AT(q, k);
 #else
         float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
         dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
 #endif
-        const void *beyond = wide == 1 ? DOT_AT(q, k + DOT_KC) : q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc);
+        const void *beyond = wide == 1 ? DOT_AT(q, k + kc) : q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc);
         for (int64_t i = t; i < t_end; i++) {
             int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
             int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next), of = next > i ? k : next_k;
             const float *next_a = packed + next_m * NAME(depth) + of * (NAME(row)(dims, next + 1) - next_m);
-            const void *next_w = i < t + 128 / DOT_ASKED ? (const char *)beyond + (i - t) * kc * DOT_ASKED : (const char *)next_a;
+            const void *next_w = i < t + 128 / asked ? (const char *)beyond + (i - t) * kc * asked : (const char *)next_a;
             float *to = c + ((q - q0) * rows + m - m0) * DOT_NR;
             if (k + kc == NAME(sum)) NAME(prefetch_rows)(bufs, dims, m, mr, q);
             tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);

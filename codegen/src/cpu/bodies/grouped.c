@@ -1,5 +1,6 @@
 /* One product of rows in groups: out[m, n] = epilogue(m, n, sum over k of A(m, k) * W_e(n, k)), e the group of row m. Included
- * once per kernel, after `dot_core.c`, whose tiles it uses; the emitter defines the slots before and undefines them after.
+ * once per kernel, after `dot_core.c` and `dot_blocks.c`, whose tiles and packing it uses; the emitter defines the slots before
+ * and undefines them after.
  *
  *   NAME(x)                         prefixes a symbol of this kernel
  *   ROWS                            rows of all groups, a runtime expression over `dims`; GROUPS, DOT_N and DOT_K are literals
@@ -167,12 +168,14 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 }
 
 #if defined(DOT_WEIGHT_F32)
+#define GROUPED_NARROW 0
 #define GROUPED_WORDS ((int64_t)DOT_K * DOT_NR)
 #define GROUPED_AT(e, p, k)                                                                                            \
     ((const float *)(DOT_WEIGHT_F32) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + (k) * DOT_NR)
 #define GROUPED_DIRECT(x) dot_f32_##x
 #define GROUPED_TABLE DOT_TABLE(f32)
 #elif defined(DOT_WEIGHT_BF16)
+#define GROUPED_NARROW 1
 #define GROUPED_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
 #define GROUPED_AT(e, p, k)                                                                                            \
     ((const uint32_t *)(DOT_WEIGHT_BF16) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + ((k) << DOT_PAIRED) / 2 * DOT_NR)
@@ -183,6 +186,15 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 #define GROUPED_DIRECT(x) dot_bf16_##x
 #define GROUPED_TABLE DOT_TABLE(bf16)
 #endif
+#endif
+
+/* Whether tiles read panels where they lie, and do not widen a block of them first. */
+#if defined(DOT_WEIGHT_F32) || defined(DOT_WEIGHT_BF16) && (DOT_PAIRED || DOT_LANES == 8)
+#define GROUPED_IN_PLACE 1
+#define GROUPED_BY GROUPED_TABLE
+#else
+#define GROUPED_IN_PLACE 0
+#define GROUPED_BY DOT_TABLE_FOR(DOT_PAIRED)
 #endif
 
 #ifdef GROUPED_AT
@@ -202,9 +214,11 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
         for (int q = 0; q < DOT_ROW_PANELS; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
     }
     for (; p < end; p++) {
-        for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
-            direct[r->count - 1](a + k * r->count, GROUPED_AT(r->group, p, k), 0,
-                                 NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC, c, k == 0, a, a);
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
+            int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
+            const void *next_w = DOT_LANES == 8 && GROUPED_NARROW ? (const void *)GROUPED_AT(r->group, p, k + kc) : a;
+            direct[r->count - 1](a + k * r->count, GROUPED_AT(r->group, p, k), 0, kc, c, k == 0, a, next_w);
+        }
         NAME(finish)(bufs, dims, r->first, r->count, p, c);
     }
 }
@@ -306,12 +320,12 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char 
                              int64_t p, int64_t end)
 {
     const float *packed = NAME(packed)(scratch, r);
-    static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
+    static dot_tile_fn *const tiles[] = GROUPED_BY;
     float c[NAME(block) * DOT_NR] __attribute__((aligned(64)));
     for (; p < end; p++)
         for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
             int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
-#if defined(DOT_WEIGHT_F32) || defined(DOT_WEIGHT_BF16) && DOT_PAIRED
+#if GROUPED_IN_PLACE
             const void *w = GROUPED_AT(r->group, p, k);
 #else
             float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
@@ -335,7 +349,12 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const char 
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(r, next + 1) - next_m);
                 float *to = c + m * DOT_NR;
                 if (k + kc == NAME(sum)) NAME(prefetch_rows)(bufs, dims, r->first + m, mr, p);
-                tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
+                const void *next_w = next_a;
+#if GROUPED_NARROW && DOT_LANES == 8
+                enum { asked = DOT_ASKED(1) };
+                if (t < 128 / asked) next_w = (const char *)GROUPED_AT(r->group, p, k + kc) + t * kc * asked;
+#endif
+                tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
                 if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, r->first + m, mr, p, to);
             }
         }
@@ -408,6 +427,9 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_MINUS
 #undef GROUPED_DIRECT
 #undef GROUPED_TABLE
+#undef GROUPED_IN_PLACE
+#undef GROUPED_NARROW
+#undef GROUPED_BY
 #undef GROUPED_MATRIX_UNIT
 #undef GROUPED_SPLIT
 #undef GROUPED_TILES

@@ -1,6 +1,6 @@
 /* Blocks of both sides of a dot whose numbers are all bf16, from the layouts a runtime tensor may have. Where DOT_BF16_PAIRS, they
  * become words, dst[mr][DOT_KC] and dst[steps][32]: two numbers of the sum side by side, the last one's other half zero; else
- * f32, as `dot_blocks.c` and `dot_core.c` have them. kc counts numbers. Written once per translation unit, after `dot_pairs.c`. */
+ * f32, as `dot_blocks.c` has them. kc counts numbers. Written once per translation unit, after `dot_pairs.c`. */
 #if DOT_BF16_PAIRS
 typedef uint16_t dot_h16 __attribute__((vector_size(32)));
 

@@ -1,4 +1,4 @@
-/* The part of the host dot that is written once per translation unit: vectors, the register tile, panel sources.
+/* The part of the host dot that is written once per translation unit: vectors and the register tile.
  *
  * Enters: packed activations, a block of a weight panel. Leaves: f32 accumulators. `dot.c` holds the loops around it.
  *
@@ -65,8 +65,8 @@
 #else
 #define DOT_ROW_PANELS 4
 #endif
-/* Bytes that a tile of many rows asks for at each step. */
-#define DOT_ASKED (DOT_LANES == 8 ? 32 : 64)
+/* Bytes of panels that a tile of many rows asks for at each step. */
+#define DOT_ASKED(bf16) (DOT_LANES == 8 && !(bf16) ? 32 : 64)
 #define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
 
 typedef float dot_vf __attribute__((vector_size(4 * DOT_LANES)));
@@ -118,7 +118,7 @@ DOT_INLINE void dot_save(float *p, dot_vf v) { *(dot_vf_any *)p = v; }
 
 /* One register tile: mr rows x np panels of 32 columns, `kc` steps. `stride` is a panel's length in 32-bit words.
  * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, kind. A tile of
- * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc * DOT_ASKED bytes at next_w. */
+ * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc * DOT_ASKED(kind) bytes at next_w. */
 #if DOT_LANES != 8
 DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, const void *restrict w, int64_t stride,
                          int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
@@ -185,9 +185,11 @@ DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, cons
 }
 
 #else
-/* Rows of a tile whose sums fit into sixteen registers: whole lines of a panel come at once, which memory serves best, and three rows use
- * each, or two that also hold both halves of bf16. Few instructions stand beside the products, for a core may have to share its decoder:
- * four steps are a turn, and sums stay in their registers, which compilers of such loops do not see to. */
+#define DOT_FMADD(sum, x, y) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(y))
+
+/* Three rows of a tile, or two that also hold both halves of bf16: whole lines of a panel come at once, which memory serves best. Few
+ * instructions stand beside the products, for a core may have to share its decoder: four steps are a turn, and sums stay in their
+ * registers, which compilers of such loops do not see to. */
 DOT_INLINE void dot_lines(int rows, int np, int kind, const float *restrict a, const uint32_t *restrict w, int64_t stride, int64_t kc,
                           float *restrict c, int64_t apart, int first, const char *next_a, const char *next_w)
 {
@@ -203,8 +205,7 @@ DOT_INLINE void dot_lines(int rows, int np, int kind, const float *restrict a, c
     for (int j = 0; j < np * wide; j++) {                                                                              \
         dot_vu both = dot_load_u(w + (line) * DOT_NR + j / wide * stride + j % wide * DOT_LANES);                      \
         dot_vf column = !narrow ? (dot_vf)both : (half) ? dot_high(both) : dot_low(both);                              \
-        _Pragma("GCC unroll 3") for (int r = 0; r < rows; r++)                                                         \
-            __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc[r][j]) : "x"(dot_splat(a[r * DOT_KC + (k)])), "x"(column));    \
+        _Pragma("GCC unroll 3") for (int r = 0; r < rows; r++) DOT_FMADD(acc[r][j], dot_splat(a[r * DOT_KC + (k)]), column); \
     }
     const float *end = a + kc / turn * turn;
 #pragma GCC unroll 1
@@ -234,15 +235,65 @@ DOT_INLINE void dot_lines(int rows, int np, int kind, const float *restrict a, c
             dot_save(c + j / wide * apart + r * DOT_NR + j % wide * DOT_LANES, acc[r][j]);
 }
 
-/* The same tile of such rows: of more than three also asks for what follows, a line a turn. */
+/* Four to six rows by two vectors of a bf16 panel, whose sums leave registers for both vectors, a mask and a number of a row. Halves are
+ * made as they are used, those of odd steps by the instruction that reads them: widening a block ahead is faster for no number of tiles.
+ * Every other line of a panel is no order in which processors prefetch, so each turn asks for what follows: a line of rows, two of panels. */
+DOT_INLINE void dot_strip(int rows, const float *restrict a, const uint32_t *restrict w, int64_t kc, float *restrict c, int first,
+                          const char *next_a, const char *next_w)
+{
+    dot_vf acc[6][2];
+    dot_vu mask = 0xffff0000u + (dot_vu){0};
+    __asm__("" : "+x"(mask)); /* in a register */
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) acc[r][j] = first ? (dot_vf){0} : dot_load(c + r * DOT_NR + j * DOT_LANES);
+#define DOT_STRIP_OF(pair, k)                                                                                          \
+    {                                                                                                                  \
+        const uint32_t *at = w + (pair) * DOT_NR;                                                                      \
+        dot_vf column[2];                                                                                              \
+        _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++)                                                            \
+            if ((k) % 2)                                                                                               \
+                __asm__("vandps %1, %2, %0" : "=x"(column[j]) : "m"(*(const dot_vu_any *)(at + j * DOT_LANES)), "x"(mask)); \
+            else                                                                                                       \
+                column[j] = dot_low(dot_load_u(at + j * DOT_LANES));                                                   \
+        _Pragma("GCC unroll 6") for (int r = 0; r < rows; r++) {                                                       \
+            dot_vf x = dot_splat(a[r * DOT_KC + (k)]);                                                                 \
+            _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) DOT_FMADD(acc[r][j], x, column[j]);                    \
+        }                                                                                                              \
+    }
+    const float *end = a + kc / 4 * 4;
+#pragma GCC unroll 1
+    for (; a < end; a += 4, w += 2 * DOT_NR, next_a += 64, next_w += 128) {
+        __builtin_prefetch(next_a, 0, 3);
+        __builtin_prefetch(next_w, 0, 2), __builtin_prefetch(next_w + 64, 0, 2);
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; u++) DOT_STRIP_OF(u / 2, u)
+    }
+    int rest = kc % 4;
+    if (rest > 0) DOT_STRIP_OF(0, 0)
+    if (rest > 1) DOT_STRIP_OF(0, 1)
+    if (rest > 2) DOT_STRIP_OF(1, 2)
+#undef DOT_STRIP_OF
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) dot_save(c + r * DOT_NR + j * DOT_LANES, acc[r][j]);
+}
+
+/* dot_tile in sixteen registers; of more than three rows it also asks for what follows. */
 DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, const void *restrict w, int64_t stride,
                          int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
 {
-    int most = kind == DOT_BF16 || mr == 4 ? 2 : 3, asks = mr > 3 && kind != DOT_BF16;
+    int most = kind == DOT_BF16 || mr == 4 ? 2 : 3;
+    if (kind == DOT_BF16 && mr > 3)
+        for (int s = 0; s < DOT_NR; s += DOT_STRIP, next_a += kc / 4 * 64, next_w += kc / 4 * 128)
+            dot_strip(mr, a, (const uint32_t *)w + s, kc, c + s, first, next_a, next_w);
+    else
 #pragma GCC unroll 3
-    for (int r = 0; r < mr; r += most, next_a += kc / 4 * 64, next_w += kc / 4 * 64)
-        dot_lines(mr - r < most ? mr - r : most, np, kind, a + r * DOT_KC, w, stride, kc, c + r * DOT_NR, mr * DOT_NR, first, next_a,
-                  asks ? next_w : 0);
+        for (int r = 0; r < mr; r += most, next_a += kc / 4 * 64, next_w += kc / 4 * 64)
+            dot_lines(mr - r < most ? mr - r : most, np, kind, a + r * DOT_KC, w, stride, kc, c + r * DOT_NR, mr * DOT_NR, first, next_a,
+                      mr > 3 ? next_w : 0);
 }
 #endif
 
@@ -337,151 +388,3 @@ DOT_TILE(14, 1)
 #define DOT_TABLE_FOR_(paired) DOT_TABLE_##paired
 #define DOT_TABLE_0 DOT_TABLE(f32)
 #define DOT_TABLE_1 DOT_TABLE(pair)
-
-/* Blocks of a panel, [kc][32] f32, from the layouts a runtime tensor may have. `n` valid columns (1..=32). */
-
-DOT_OUTLINE void dot_panel_packed_bf16(float *dst, const uint32_t *w, int64_t kc)
-{
-    int64_t k = 0;
-    for (; k + 2 <= kc; k += 2, w += DOT_NR, dst += 2 * DOT_NR)
-        for (int j = 0; j < DOT_NR; j += DOT_LANES) {
-            dot_vu both = dot_load_u(w + j);
-            dot_save(dst + j, dot_low(both)), dot_save(dst + DOT_NR + j, dot_high(both));
-        }
-    if (k < kc)
-        for (int j = 0; j < DOT_NR; j += DOT_LANES) dot_save(dst + j, dot_low(dot_load_u(w + j)));
-}
-
-DOT_INLINE uint32_t dot_bits(float x)
-{
-    union { float f; uint32_t u; } bits = {x};
-    return bits.u;
-}
-
-typedef uint32_t dot_word __attribute__((may_alias));
-
-/* Numbers of a sum of `sum` in the block of depth that begins at step k; a step of bf16 pairs has two. */
-DOT_INLINE int64_t dot_numbers(int64_t sum, int64_t k, int paired)
-{
-    int64_t rest = sum - (k << paired), most = DOT_KC << paired;
-    return rest < most ? rest : most;
-}
-
-/* n numbers of a packed row: as they are, or, exactly, bf16 values as pairs. */
-DOT_INLINE void dot_keep(float *dst, const float *row, int paired, int64_t n)
-{
-    if (!paired) {
-        memcpy(dst, row, (size_t)n * sizeof *dst);
-        return;
-    }
-    for (int64_t i = 0; i < n / 2; i++)
-        ((dot_word *)dst)[i] = dot_bits(row[2 * i]) >> 16 | (dot_bits(row[2 * i + 1]) & 0xffff0000u);
-    if (n % 2) ((dot_word *)dst)[n / 2] = dot_bits(row[n - 1]) >> 16;
-}
-
-DOT_INLINE float dot_widen(const void *src, int bf16, int64_t i)
-{
-    if (!bf16) return ((const float *)src)[i];
-    union { uint32_t u; float f; } x = {(uint32_t)((const uint16_t *)src)[i] << 16};
-    return x.f;
-}
-
-/* src[k][n], row length ld: a panel is a band of columns. */
-DOT_INLINE void dot_panel_kn(float *dst, const void *src, int bf16, int64_t ld, int64_t kc, int n)
-{
-    for (int64_t k = 0; k < kc; k++, dst += DOT_NR) {
-        if (n == DOT_NR)
-            for (int j = 0; j < DOT_NR; j++) dst[j] = dot_widen(src, bf16, k * ld + j);
-        else
-            for (int j = 0; j < DOT_NR; j++) dst[j] = j < n ? dot_widen(src, bf16, k * ld + j) : 0;
-    }
-}
-
-typedef float dot_v4 __attribute__((vector_size(16)));
-typedef float dot_v4_any __attribute__((vector_size(16), aligned(4), may_alias));
-typedef uint32_t dot_u4 __attribute__((vector_size(16)));
-typedef uint16_t dot_h4_any __attribute__((vector_size(8), aligned(2), may_alias));
-
-DOT_INLINE dot_v4 dot_widen4(const void *src, int bf16, int64_t i)
-{
-    if (!bf16) return *(const dot_v4_any *)((const float *)src + i);
-    return (dot_v4)(__builtin_convertvector(*(const dot_h4_any *)((const uint16_t *)src + i), dot_u4) << 16);
-}
-
-/* The 4 x 4 blocks r[i][j], transposed. */
-DOT_INLINE void dot_transpose4(dot_v4 r[4])
-{
-    dot_v4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-    dot_v4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-    r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5), r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-    r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5), r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
-}
-
-#if DOT_LANES == 16
-typedef float dot_v8 __attribute__((vector_size(32)));
-
-/* Four blocks of 4 x 4 side by side: block b is rows src + (4b + i) * ld. Row j of the result has src[4b + i][j] at 4b + i. */
-DOT_INLINE void dot_transpose4x4(dot_vf r[4], const void *src, int bf16, int64_t at, int64_t ld)
-{
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        dot_v4 a = dot_widen4(src, bf16, at + i * ld), b = dot_widen4(src, bf16, at + (4 + i) * ld);
-        dot_v4 c = dot_widen4(src, bf16, at + (8 + i) * ld), d = dot_widen4(src, bf16, at + (12 + i) * ld);
-        dot_v8 low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
-        dot_v8 high = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7);
-        r[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    }
-#define DOT_LANES_OF(x, y, i, j, k, l)                                                                                 \
-    __builtin_shufflevector(x, y, i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12,  \
-                            k + 12, l + 12)
-    dot_vf a = DOT_LANES_OF(r[0], r[1], 0, 16, 1, 17), b = DOT_LANES_OF(r[0], r[1], 2, 18, 3, 19);
-    dot_vf c = DOT_LANES_OF(r[2], r[3], 0, 16, 1, 17), d = DOT_LANES_OF(r[2], r[3], 2, 18, 3, 19);
-    r[0] = DOT_LANES_OF(a, c, 0, 1, 16, 17), r[1] = DOT_LANES_OF(a, c, 2, 3, 18, 19);
-    r[2] = DOT_LANES_OF(b, d, 0, 1, 16, 17), r[3] = DOT_LANES_OF(b, d, 2, 3, 18, 19);
-#undef DOT_LANES_OF
-}
-#endif
-
-/* src[n][k], row length ld, as a linear layer stores its weight: transposed by fours. */
-DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, int64_t kc, int n)
-{
-    int64_t k4 = kc & ~(int64_t)3;
-    int n4 = n & ~3, n16 = 0;
-    if (n < DOT_NR) memset(dst, 0, (size_t)kc * DOT_NR * sizeof *dst);
-#if DOT_LANES == 16
-    n16 = n & ~15;
-    for (int64_t k = 0; k < k4; k += 4)
-        for (int j = 0; j < n16; j += 16) {
-            dot_vf r[4];
-            dot_transpose4x4(r, src, bf16, j * ld + k, ld);
-            for (int i = 0; i < 4; i++) dot_save(dst + (k + i) * DOT_NR + j, r[i]);
-        }
-#endif
-    for (int64_t k = 0; k < k4; k += 4)
-        for (int j = n16; j < n4; j += 4) {
-            dot_v4 r[4];
-            for (int i = 0; i < 4; i++) r[i] = dot_widen4(src, bf16, (j + i) * ld + k);
-            dot_transpose4(r);
-            for (int i = 0; i < 4; i++) *(dot_v4_any *)(dst + (k + i) * DOT_NR + j) = r[i];
-        }
-    for (int j = 0; j < n; j++)
-        for (int64_t k = j < n4 ? k4 : 0; k < kc; k++) dst[k * DOT_NR + j] = dot_widen(src, bf16, j * ld + k);
-}
-
-/* Asks for part `part` of `parts` of a block that is packed next: rows of `bytes`, so far apart. A packer alone waits for
- * each line; tiles compute meanwhile. */
-DOT_INLINE void dot_fetch(const void *src, int64_t apart, int64_t rows, int64_t bytes, int64_t part, int64_t parts)
-{
-    for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++)
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)src + r * apart + b, 0, 2);
-}
-
-DOT_INLINE void dot_fetch_nk(const void *src, int bf16, int64_t ld, int64_t kc, int n, int64_t part, int64_t parts)
-{
-    dot_fetch(src, ld << (2 - bf16), n, kc << (2 - bf16), part, parts);
-}
-
-DOT_INLINE void dot_fetch_kn(const void *src, int bf16, int64_t ld, int64_t kc, int n, int64_t part, int64_t parts)
-{
-    dot_fetch(src, ld << (2 - bf16), kc, (int64_t)n << (2 - bf16), part, parts);
-}

@@ -60,7 +60,7 @@ impl Peaks {
             true => {
                 // As weights lie: huge pages where the system has them.
                 let block = own.insert(device.alloc(&[OWN]).ok()?.pop()?);
-                device.write(block.at(), &vec![1; OWN]).ok()?;
+                device.fill(block.at(), OWN, &mut |bytes| bytes.fill(1)).ok()?;
                 let address = device.host(block.at())?;
                 // SAFETY: the block is that long, lives as long as `own`, and nobody writes it again.
                 &[unsafe { std::slice::from_raw_parts(address.cast_const(), OWN) }]
