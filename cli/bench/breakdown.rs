@@ -55,7 +55,7 @@ impl<'a> Runs<'a> {
         &mut self,
         repeat: u32,
         subject: &mut S,
-        again: impl Fn(&mut S) -> Vec<&[u8]>,
+        again: impl Fn(&S) -> Vec<&[u8]>,
         mut work: impl FnMut(&mut S, bool) -> Result<T, E>,
     ) -> Result<Seconds, E> {
         let mut last = once(|| work(subject, false))?.1;

@@ -78,7 +78,7 @@ impl Decoding {
     }
 
     /// What every step reads.
-    fn weights(&mut self) -> Vec<&[u8]> {
+    fn weights(&self) -> Vec<&[u8]> {
         let found = self.programs.iter().find(|(kind, _)| kind.decodes());
         found.map_or(vec![], |(_, session)| session.weights())
     }
