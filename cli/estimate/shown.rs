@@ -1,7 +1,6 @@
 //! Estimates as lines for people.
 
 use crate::table::{bytes, count, table};
-use astrai_engine::machine::Speedometer;
 use astrai_estimate::check::{Checked, Operator};
 use astrai_estimate::estimate::{Estimate, Row as Kernel};
 use astrai_estimate::hardware::{ARCHETYPES, Hardware, SAME};
@@ -255,9 +254,8 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
         out += &format!("memory               {planned} planned, {peak} held at most, error {error:.1} %\n");
     }
     if let Some(now) = c.now {
-        let read = hardware.rate(Speedometer::BYTES as f64);
         let speeds = [
-            ("reading", Some(now.read), Some(read), "GB/s"),
+            ("reading", Some(now.read), Some(hardware.bandwidth), "GB/s"),
             ("exchange", now.exchange, hardware.exchange, "GB/s between cores"),
             ("products", now.product, hardware.product, "GFLOP/s of small products"),
         ];

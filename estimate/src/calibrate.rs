@@ -98,28 +98,42 @@ fn rest(steps: &[Checked]) -> f64 {
     median(steps.iter().map(of)).unwrap_or(0.0)
 }
 
-/// The numbers that fit these steps.
-fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
-    // At the peaks themselves.
-    let mut kernels = Kernels::typical();
-    kernels.reach = kernels.reach.map(|_| Reach::default());
-    let peaks = Hardware { kernels, ..hardware.clone() };
-    let mut groups: BTreeMap<(usize, Precision), Vec<Seen>> = BTreeMap::new();
+/// What was seen of kernels of each archetype and type of product.
+type Groups = BTreeMap<(usize, Precision), Vec<Seen>>;
+
+/// What these steps show beside peaks of which kernels reach so much, each at the speeds beside its step.
+fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
+    let mut groups = Groups::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
-        // At the speeds beside this step.
         let peaks = peaks.at(step.now);
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
             let measured = o.measured / o.work.launches as f64;
-            let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
+            let at_peaks = [t.compute - t.vectors, t.vectors, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
-            let form = Kernels::counted(o.work.archetype(&|_| None)?, &hardware.kind);
+            let form = Kernels::counted(o.work.archetype(&|_| None)?, &peaks.kind);
             let archetype = Kernels::archetype(form);
             groups.entry((archetype, t.precision)).or_default().push(seen);
         }
     }
+    Ok(groups)
+}
+
+/// The numbers that fit these steps.
+fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
+    // At the peaks themselves, but for what stands beside products: that is computed as it is without them.
+    let mut kernels = Kernels::typical();
+    kernels.reach = kernels.reach.map(|_| Reach::default());
+    let mut peaks = Hardware { kernels, ..hardware.clone() };
+    let loops = Kernels::archetype("loops");
+    let alone = groups(&peaks, steps)?.remove(&(loops, Precision::F32));
+    if let Some(seen) = &alone {
+        (peaks.kernels.reach[loops], _) = reach(seen)?;
+    }
+    let mut groups = groups(&peaks, steps)?;
+    groups.extend(alone.map(|seen| ((loops, Precision::F32), seen)));
     let mut kernels = Kernels::typical();
     let (mut all, mut most) = ([0.0; 2], [0.0; crate::hardware::ARCHETYPES.len()]);
     for ((archetype, precision), seen) in groups {

@@ -10,7 +10,7 @@ pub use presets::{PRESETS, preset};
 
 use crate::Refused;
 use crate::quantity::Kind;
-use astrai_engine::machine::{Machine, Speedometer, Speeds};
+use astrai_engine::machine::{Machine, Speeds};
 use astrai_ir::target::Link;
 use astrai_ir::{DType, Target};
 use serde_json::{Map, Value, json};
@@ -21,6 +21,8 @@ const LONGEST: u64 = 1 << 20;
 
 /// Most objects and lists of a hardware file.
 const MOST: usize = 200;
+/// Of how many times the largest cache that is known nothing is found in it.
+const CACHED: f64 = 4.0;
 
 /// Types of numbers that machines multiply, by their names in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -209,7 +211,8 @@ impl Hardware {
         wider.iter().find_map(|p| of(*p)).or(self.compute.first().map(|(_, v)| *v)).unwrap_or(1.0)
     }
 
-    /// Bytes per second of so many bytes that are read again and again: of the first cache that holds them, else of memory.
+    /// Bytes per second of so many bytes that are read again and again. Between the sizes that were measured, a part of them is found in the cache
+    /// that is too small for all.
     pub fn rate(&self, bytes: f64) -> f64 {
         let (told, by) = self.told(bytes);
         told * by
@@ -224,7 +227,20 @@ impl Hardware {
     /// What the file says of so many bytes, and by how much they are read faster now: as memory is, where they come little faster than from it.
     fn told(&self, bytes: f64) -> (f64, f64) {
         let memory = self.bandwidth / self.faster;
-        let told = self.caches.iter().find(|(size, _)| bytes <= *size).map_or(memory, |(_, rate)| *rate);
+        let last = self.caches.last().map(|(size, _)| (CACHED * size, memory));
+        let mut levels = self.caches.iter().copied().chain(last);
+        let mut told = memory;
+        if let Some((mut small, mut fast)) = levels.next() {
+            told = fast;
+            for (size, rate) in levels {
+                if bytes <= small {
+                    break;
+                }
+                let part = ((bytes / small).ln() / (size / small).ln()).clamp(0.0, 1.0);
+                told = fast * (rate / fast).powf(part);
+                (small, fast) = (size, rate);
+            }
+        }
         (told, if told < 2.0 * memory { self.faster } else { 1.0 })
     }
 
@@ -234,8 +250,7 @@ impl Hardware {
         // A file that does not know of a speed has it in its other numbers.
         let known = |told: Option<f64>, now: Option<f64>| told.map(|told| now.unwrap_or(told));
         let part = |told: Option<f64>, now: Option<f64>| told.zip(now).map_or(1.0, |(told, now)| now / told);
-        let (memory, computing) =
-            (now.read / self.rate(Speedometer::BYTES as f64), part(self.product, now.product));
+        let (memory, computing) = (now.read / self.bandwidth, part(self.product, now.product));
         Hardware {
             bandwidth: self.bandwidth * memory,
             faster: self.faster * memory,

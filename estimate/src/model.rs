@@ -50,8 +50,10 @@ pub struct Time {
     pub bytes: f64,
     /// In what its products are computed.
     pub precision: Precision,
-    /// Of operations.
+    /// Of operations, those of vectors beside products among them.
     pub compute: f64,
+    /// Of operations of vectors beside products.
+    pub vectors: f64,
     /// Of bytes.
     pub memory: f64,
     /// Part of the lesser of both that does not hide behind the greater.
@@ -122,8 +124,11 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
         [&work.sizes[0], &work.sizes[1], &work.sizes[2], &work.sizes[3]].map(|d| value(d, sizes));
     let shape = [m?, n?, k?, batch?];
     let bytes = bytes * met(work, shape[0]);
-    let products = flops / (hardware.peak(precision) * filled(work, hardware, shape));
-    let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute;
+    let beside = beside_products(work, hardware, flops, shape);
+    let vectors =
+        beside / (hardware.peak(Precision::F32) * hardware.kernels.of("loops", Precision::F32).compute);
+    let products = (flops - beside) / (hardware.peak(precision) * filled(work, hardware, shape));
+    let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute + vectors;
     let warm = value(&work.warm, sizes)?.min(bytes);
     let among = work.among as f64;
     let rate = if archetype == "attention_one" { hardware.paced(among) } else { hardware.rate(among) };
@@ -144,7 +149,7 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
         starts = work.phases as f64;
     }
     let (memory, fixed) = (memory / reach.memory, reach.fixed + starts * hardware.launch + exchanged);
-    Ok(Time { flops, bytes, precision, compute, memory, apart: reach.apart, fixed, sent })
+    Ok(Time { flops, bytes, precision, compute, vectors, memory, apart: reach.apart, fixed, sent })
 }
 
 /// In which numbers products are computed; whatever has no product, in f32. On a processor its kernel says so; on a
@@ -161,6 +166,13 @@ fn precision(work: &Work, hardware: &Hardware) -> Precision {
         (_, Products::Vectors) => Precision::F32,
         (_, Products::Pieces) => Precision::F32Pieces,
     }
+}
+
+/// Operations that a product does on a processor beside its products, in what it reads or writes: activations, norms, sums. These are
+/// computed as kernels without products compute them, far from the peaks of products.
+fn beside_products(work: &Work, hardware: &Hardware, flops: f64, [m, n, k, _]: [f64; 4]) -> f64 {
+    let sums = matches!(work.form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer");
+    if sums && hardware.kind == "cpu" { (flops - 2.0 * m * n * k).max(0.0) } else { 0.0 }
 }
 
 /// Seconds in which a processor's vectors make weights of attention's scores, where a faster unit makes the scores.

@@ -13,7 +13,6 @@ use crate::hardware::Hardware;
 use crate::published::{Compared, Outcome};
 use crate::schedule::{Memory, Purpose, Schedule};
 use crate::search::Found;
-use astrai_engine::machine::Speedometer;
 use serde_json::{Value, json};
 
 /// Columns of the comma-separated form and of the table.
@@ -210,7 +209,7 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
         "hardware": hardware.name, "schedule": schedule(s), "predicted_seconds": c.predicted, "predicted_as_told_seconds": c.as_told,
         "measured_seconds": c.measured, "error": c.error(), "spread": c.spread,
         "planned_bytes": c.memory.map(|m| m[0]), "peak_bytes": c.memory.map(|m| m[1]),
-        "read_bytes_per_s": c.now.map(|now| now.read), "told_bytes_per_s": c.now.map(|_| hardware.rate(Speedometer::BYTES as f64)),
+        "read_bytes_per_s": c.now.map(|now| now.read), "told_bytes_per_s": c.now.map(|_| hardware.bandwidth),
         "exchanged_bytes_per_s": c.now.and_then(|now| now.exchange),
         "product_flops_per_s": c.now.and_then(|now| now.product), "told_flops_per_s": c.now.and(hardware.product),
         "operators": c.operators.iter().map(operator).collect::<Vec<_>>(),

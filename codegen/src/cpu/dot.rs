@@ -338,9 +338,17 @@ pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<Str
 /// The results of `valid` columns of one row, from their sums; and what prefetches the lines that these are made from and written to.
 pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
     let g = region.graph();
-    let free = match &g.node(dot).op {
-        Op::Dot(d) => d.batch.len() + d.left_free(g.ty(g.node(dot).args[0]).rank()).len(),
-        Op::GroupedDot(_) | Op::GroupedOuter(_) => 1,
+    let rank = |side: usize| g.ty(g.node(dot).args[side]).rank();
+    let (free, gradient) = match &g.node(dot).op {
+        Op::Dot(d) => {
+            let [left, right] = [d.left_free(rank(0)), d.right_free(rank(1))];
+            let over_rows = |&(a, b): &(usize, usize)| {
+                left.first().is_some_and(|free| a < *free) && right.first().is_some_and(|free| b < *free)
+            };
+            (d.batch.len() + left.len(), !d.contract.is_empty() && d.contract.iter().all(over_rows))
+        }
+        Op::GroupedDot(_) => (1, false),
+        Op::GroupedOuter(_) => (1, true),
         _ => return Err("a dot region without a dot".into()),
     };
     let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
@@ -365,7 +373,11 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     let begin = index(&Index::linear(&at, &ty.shape));
     let (inner, body, before) = (lower.close(), lower.close(), lower.close());
     let acc = region.piece.reads.len();
-    let whole = format!("{} * (int64_t)sizeof(*w0)", dim(&Dim::product(&ty.shape)));
+    // A sum over the rows of both sides is a gradient of weights, which is read when those of all layers are there: no cache keeps it so long.
+    let whole = match gradient {
+        true => "DOT_FAR_OUT".to_string(),
+        false => format!("{} * (int64_t)sizeof(*w0)", dim(&Dim::product(&ty.shape))),
+    };
     let mut p = Printer::new(Dialect::C, 0);
     let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
     p.braces(&format!("INLINE void {name}_prefetch({args})"), |p| {

@@ -72,13 +72,16 @@ fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
     for h in [&read, &Hardware::parse(&read.save().to_string(), "again").unwrap()] {
         let told = Speeds { read: 20e9, exchange: None, product: None };
         let read_at = |part: f64| h.at(Some(Speeds { read: 20e9 * part, ..told }));
-        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
+        assert_eq!([1e5, 32e6, 2e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
+        // Between two sizes lies what is between their speeds, and nothing is in a cache of a quarter of it.
+        assert!((h.rate(32e6f64.sqrt() * 1e3) / 60e9 - 1.0).abs() < 1e-9);
+        assert!((h.rate(64e6) / 800f64.sqrt() / 1e9 - 1.0).abs() < 1e-9);
         // Where memory is read slower, so is what is hardly faster than it.
-        assert_eq!([1e5, 2e6, 1e8].map(|bytes| read_at(0.5).rate(bytes)), [90e9, 40e9, 10e9]);
+        assert_eq!([1e5, 32e6, 2e8].map(|bytes| read_at(0.5).rate(bytes)), [90e9, 40e9, 10e9]);
         // Single lines come no sooner from a memory that is read faster.
-        let paced = [0.5, 2.0].map(read_at).map(|h| [1e5, 1e8].map(|bytes| h.paced(bytes)));
+        let paced = [0.5, 2.0].map(read_at).map(|h| [1e5, 2e8].map(|bytes| h.paced(bytes)));
         assert_eq!(paced, [[90e9, 10e9], [90e9, 20e9]]);
-        assert_eq!(read_at(4.0).paced(2e6), 40e9, "a cache is no memory, however fast that is");
+        assert_eq!(read_at(4.0).paced(32e6), 40e9, "a cache is no memory, however fast that is");
         // Other speeds are those seen beside a run, or what the file says; a file without them has them in its other numbers.
         let slow = Speeds { exchange: Some(3e9), product: Some(75e9), ..told };
         let seen =

@@ -10,8 +10,9 @@ use crate::scheduler::draft::Drafting;
 /// A smaller model of the same vocabulary.
 pub type DraftModel = Box<dyn Model + Send>;
 
-/// Weight of the newest time in an average.
-const NEWEST: f32 = 0.1;
+/// Weight of the newest time in an average, if it is longer and if it is shorter. A thread that loses its core makes a step longer, nothing makes
+/// one shorter than it is.
+const NEWEST: [f32; 2] = [0.1, 0.5];
 
 /// The part of a step that a proposal costs at most: of what is always right, some are made.
 const MOST: f32 = 0.9;
@@ -73,9 +74,15 @@ impl Drafter {
     }
 }
 
+/// Takes a time into an average, as at most twice of what that was.
 fn note(average: &mut Option<f32>, took: Duration) {
     let took = took.as_secs_f32();
-    *average = Some(average.map_or(took, |average| average + (took - average) * NEWEST));
+    let [longer, shorter] = NEWEST;
+    *average = Some(match *average {
+        None => took,
+        Some(average) if took > average => average + (took.min(2.0 * average) - average) * longer,
+        Some(average) => average + (took - average) * shorter,
+    });
 }
 
 /// The id of the greatest logit, the first of several.
@@ -83,4 +90,25 @@ fn likeliest(logits: &[f32]) -> u32 {
     let best =
         |(best, most): (usize, f32), (id, x): (usize, &f32)| if *x > most { (id, *x) } else { (best, most) };
     logits.iter().enumerate().fold((0, f32::NEG_INFINITY), best).0 as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_in_which_the_thread_lost_its_core_changes_little() {
+        let (mut average, usual) = (None, Duration::from_micros(100));
+        // The first is a hundred times as long: seven usual ones make up for it.
+        for took in [10_000, 100, 100, 100, 100, 100, 100, 100] {
+            note(&mut average, Duration::from_micros(took));
+        }
+        assert!(average.unwrap() < 2.0 * usual.as_secs_f32(), "{average:?}");
+        (0..20).for_each(|_| note(&mut average, usual));
+        note(&mut average, Duration::from_secs(1));
+        assert!(average.unwrap() < 1.11 * usual.as_secs_f32(), "{average:?}");
+        // What stays longer is learnt.
+        (0..100).for_each(|_| note(&mut average, 3 * usual));
+        assert!(average.unwrap() > 2.9 * usual.as_secs_f32(), "{average:?}");
+    }
 }
