@@ -4,7 +4,7 @@
 use crate::Refused;
 use crate::estimate::{estimate, even};
 use crate::hardware::Hardware;
-use crate::model::{Time, time};
+use crate::model::{Time, time, time_among, touched};
 use crate::schedule::{Purpose, Schedule};
 use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
@@ -273,8 +273,10 @@ pub fn predict(
 ) -> Result<f64, Refused> {
     let sizes = even(&program.plan.symbols, size);
     let mut sum = hardware.kernels.step;
-    for w in work(program) {
-        sum += time(&w, hardware, &Mesh::default(), &sizes)?.total() * w.launches as f64;
+    let works = work(program);
+    let among = touched(&works, &sizes)?;
+    for w in works {
+        sum += time_among(&w, among, hardware, &Mesh::default(), &sizes)?.total() * w.launches as f64;
     }
     Ok(sum)
 }
@@ -284,7 +286,9 @@ fn settle(program: &Compiled) -> Result<Vec<Work>, Refused> {
     let symbols = &program.plan.symbols;
     let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
     let sizes = even(symbols, &bound);
-    work(program).into_iter().map(|w| settled(w, &sizes)).collect()
+    let works = work(program);
+    let among = touched(&works, &sizes)? as u64;
+    works.into_iter().map(|w| Ok(Work { among, ..settled(w, &sizes)? })).collect()
 }
 
 fn compare(

@@ -3,7 +3,7 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, message, time};
+use crate::model::{Time, message, time_among, touched};
 use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
@@ -199,7 +199,7 @@ fn rank(
         let sizes = even(symbols, &bound);
         let mut sum = hardware.kernels.step;
         let (works, order) = in_order(planned);
-        let (first, live) = (rows.len(), live(&planned.plan));
+        let (first, live, among) = (rows.len(), live(&planned.plan), touched(&works, &sizes)?);
         // Of states that ranks share each updates its own.
         let shares = if *program == "update" { schedule.updates() } else { 1.0 };
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
@@ -213,7 +213,7 @@ fn rank(
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
-            let time = time(&work, hardware, mesh, &sizes)?;
+            let time = time_among(&work, among, hardware, mesh, &sizes)?;
             let all = time.total() * work.launches as f64;
             sum += all;
             let at = |d: &Dim| d.eval(&sizes).unwrap_or(u64::MAX);

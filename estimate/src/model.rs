@@ -12,6 +12,9 @@ use astrai_ir::{Dim, Mesh};
 const TILE: [f64; 2] = [128.0, 128.0];
 /// Rows that a processor's matrix unit multiplies at a time, of f32 in pieces and of bf16.
 const LINES: [f64; 2] = [32.0, 16.0];
+/// Rows of a product that use what a matrix unit's way has packed of the right side, and operations of packing a number of it.
+const PACKED_FOR: f64 = 384.0;
+const PACKING: f64 = 4.0;
 /// Operations on vectors for a score: scaling, the maximum, an exponential, its sum and its pieces.
 const SCORE: f64 = 48.0;
 /// Rows of a product on a processor of which each thread has some, as it has in the kernels around: where AVX-512 cuts them into two blocks.
@@ -104,11 +107,40 @@ fn value(d: &Dim, sizes: Sizes) -> Result<f64, Refused> {
     d.eval(sizes).map(|n| n as f64)
 }
 
+/// Bytes that one run of these touches beside values between its kernels: what caches would have to hold for the next run to find it there.
+/// Of experts these are the ones that rows choose.
+///
+/// # Errors
+/// A size overflows.
+pub fn touched(works: &[Work], sizes: Sizes) -> Result<f64, Refused> {
+    let mut sum = 0.0;
+    for w in works {
+        let (bytes, warm, rows) =
+            (value(&w.bytes, sizes)?, value(&w.warm, sizes)?, value(&w.sizes[0], sizes)?);
+        sum += (bytes - warm).max(0.0) * met(w, rows) * w.launches as f64;
+    }
+    Ok(sum)
+}
+
 /// The time of one launch of `work`.
 ///
 /// # Errors
 /// A size overflows.
 pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Result<Time, Refused> {
+    time_among(work, work.among as f64, hardware, mesh, sizes)
+}
+
+/// The same in a run that touches so many bytes.
+///
+/// # Errors
+/// A size overflows.
+pub fn time_among(
+    work: &Work,
+    among: f64,
+    hardware: &Hardware,
+    mesh: &Mesh,
+    sizes: Sizes,
+) -> Result<Time, Refused> {
     let (flops, bytes) = (value(&work.flops, sizes)?, value(&work.bytes, sizes)?);
     let mut sent = Vec::new();
     for m in &work.messages {
@@ -125,12 +157,11 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     let shape = [m?, n?, k?, batch?];
     let bytes = bytes * met(work, shape[0]);
     let beside = beside_products(work, hardware, flops, shape);
-    let vectors =
-        beside / (hardware.peak(Precision::F32) * hardware.kernels.of("loops", Precision::F32).compute);
+    let vectors = (beside + packing(work, hardware, shape))
+        / (hardware.peak(Precision::F32) * hardware.kernels.of("loops", Precision::F32).compute);
     let products = (flops - beside) / (hardware.peak(precision) * filled(work, hardware, shape));
     let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute + vectors;
     let warm = value(&work.warm, sizes)?.min(bytes);
-    let among = work.among as f64;
     let rate = if archetype == "attention_one" { hardware.paced(among) } else { hardware.rate(among) };
     let mut memory = (bytes - warm) / rate + warm / hardware.rate(warm);
     let (mut starts, mut exchanged) = (1.0, 0.0);
@@ -169,10 +200,22 @@ fn precision(work: &Work, hardware: &Hardware) -> Precision {
 }
 
 /// Operations that a product does on a processor beside its products, in what it reads or writes: activations, norms, sums. These are
-/// computed as kernels without products compute them, far from the peaks of products.
-fn beside_products(work: &Work, hardware: &Hardware, flops: f64, [m, n, k, _]: [f64; 4]) -> f64 {
+/// computed as kernels without products compute them, far from the peaks of products. Numbers of the right side are converted as they are loaded.
+fn beside_products(work: &Work, hardware: &Hardware, flops: f64, [m, n, k, batch]: [f64; 4]) -> f64 {
     let sums = matches!(work.form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer");
-    if sums && hardware.kind == "cpu" { (flops - 2.0 * m * n * k).max(0.0) } else { 0.0 }
+    let converted = if work.form == "outer" { m * k } else { batch * n * k };
+    if sums && hardware.kind == "cpu" { (flops - 2.0 * m * n * k - converted).max(0.0) } else { 0.0 }
+}
+
+/// Operations of packing the right side for a matrix unit where nobody has packed it ahead.
+fn packing(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
+    let unit = hardware.kind == "cpu" && matches!(work.products, Products::Native | Products::Pieces);
+    let groups = match work.form {
+        "dot" if unit => batch,
+        "grouped" if unit => distinct(batch, m),
+        _ => return 0.0,
+    };
+    PACKING * n * k * groups * (m / groups.max(1.0) / PACKED_FOR).ceil()
 }
 
 /// Seconds in which a processor's vectors make weights of attention's scores, where a faster unit makes the scores.

@@ -46,7 +46,7 @@ pub struct Work {
     pub flops: Dim,
     /// Bytes of a launch.
     pub bytes: Dim,
-    /// Of these, bytes of values between kernels.
+    /// Of these, bytes of values between kernels, but for gradients of weights, which are read when those of all layers are there.
     pub warm: Dim,
     /// Bytes that it writes for itself between its phases, and reads again.
     pub workspace: Dim,
@@ -225,7 +225,15 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         let of = |(t, _): (&Type, &bool)| t.bytes();
         types.iter().zip(warm).filter(|(_, w)| **w).map(of).fold(Dim::from(0), |a, b| &a + &b)
     };
-    let warm = &bytes(&reading, reads) + &bytes(&writing, writes);
+    let g = region.graph();
+    let gradient = g.nodes().iter().any(|n| match &n.op {
+        Op::Dot(d) => d.over_rows([0, 1].map(|side| g.ty(n.args[side]).rank())),
+        op => matches!(op, Op::GroupedOuter(_)),
+    });
+    let mut warm = bytes(&reading, reads);
+    if !gradient {
+        warm = &warm + &bytes(&writing, writes);
+    }
     let (sizes, groups) = sizes(region, &reading, &writing);
     let dtype = |i: usize| reading.get(i).or(writing.first()).map_or(DType::F32, |t| t.dtype);
     let sides = region.form().sides().unwrap_or_else(|| [dtype(0), dtype(1)]);

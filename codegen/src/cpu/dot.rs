@@ -340,13 +340,7 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     let g = region.graph();
     let rank = |side: usize| g.ty(g.node(dot).args[side]).rank();
     let (free, gradient) = match &g.node(dot).op {
-        Op::Dot(d) => {
-            let [left, right] = [d.left_free(rank(0)), d.right_free(rank(1))];
-            let over_rows = |&(a, b): &(usize, usize)| {
-                left.first().is_some_and(|free| a < *free) && right.first().is_some_and(|free| b < *free)
-            };
-            (d.batch.len() + left.len(), !d.contract.is_empty() && d.contract.iter().all(over_rows))
-        }
+        Op::Dot(d) => (d.batch.len() + d.left_free(rank(0)).len(), d.over_rows([rank(0), rank(1)])),
         Op::GroupedDot(_) => (1, false),
         Op::GroupedOuter(_) => (1, true),
         _ => return Err("a dot region without a dot".into()),

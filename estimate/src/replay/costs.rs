@@ -5,7 +5,7 @@
 use crate::Refused;
 use crate::estimate::even;
 use crate::hardware::Hardware;
-use crate::model::{body, time};
+use crate::model::{body, time_among, touched};
 use crate::schedule::{Schedule, forward, states};
 use crate::work::{Work, work};
 use astrai_builders::{Cache, ModelConfig, Program, Windows};
@@ -274,17 +274,21 @@ impl Lengths {
         pages: u64,
     ) -> Result<Known, Refused> {
         let mut known = Known { rest: 0.0, grown: vec![] };
+        let mut runs = Vec::with_capacity(self.lengths.len());
+        for ((works, symbols), length) in self.plans.iter().zip(&self.lengths) {
+            let value = move |name: &str| match name {
+                "tokens" => Some(tokens),
+                "sequences" => Some(sequences),
+                // Pages in use.
+                "context" => Some((sequences * length.div_ceil(Cache::PAGE as u64)).clamp(1, pages)),
+                name => symbols.iter().find(|s| &*s.name == name).map(|s| s.max),
+            };
+            runs.push((works, symbols, value, touched(works, &even(symbols, &value))?));
+        }
         for at in 0..self.plans[0].0.len() {
             let (mut times, mut apart): (Grown, f64) = (Vec::with_capacity(self.lengths.len()), 0.0);
-            for ((works, symbols), length) in self.plans.iter().zip(&self.lengths) {
-                let value = |name: &str| match name {
-                    "tokens" => Some(tokens),
-                    "sequences" => Some(sequences),
-                    // Pages in use.
-                    "context" => Some((sequences * length.div_ceil(Cache::PAGE as u64)).clamp(1, pages)),
-                    name => symbols.iter().find(|s| &*s.name == name).map(|s| s.max),
-                };
-                let t = time(&works[at], hardware, mesh, &even(symbols, &value))?;
+            for (works, symbols, value, among) in &runs {
+                let t = time_among(&works[at], *among, hardware, mesh, &even(symbols, value))?;
                 times.push([t.compute, t.memory, t.fixed + t.communication()]);
                 apart = t.apart;
             }

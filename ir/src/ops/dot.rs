@@ -32,6 +32,13 @@ impl Dot {
         self.free(rank, |p| p.1)
     }
 
+    /// Whether sums run over the first axes of both sides of these ranks, the rows, as those of a gradient of weights do.
+    pub fn over_rows(&self, [left, right]: [usize; 2]) -> bool {
+        let before = |free: Vec<usize>, axis: usize| free.first().is_some_and(|first| axis < *first);
+        let rows = |&(a, b): &(usize, usize)| before(self.left_free(left), a) && before(self.right_free(right), b);
+        !self.contract.is_empty() && self.contract.iter().all(rows)
+    }
+
     fn free(&self, rank: usize, side: Axis) -> Vec<usize> {
         let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(side).collect();
         (0..rank).filter(|a| !used.contains(a)).collect()
