@@ -72,6 +72,9 @@ pub fn calibrate(
         steps.push(check_time(config, s, (*new).min(s.seq), hardware, machine, repeat, &mut patience)?);
     }
     let mut found = Hardware { process, ..fitted(hardware, &steps)? };
+    if hardware.kind == "cpu" {
+        found.kernels.usual = usual(&asked, &steps);
+    }
     if let Some(config) = shapes.first() {
         [found.kernels.turn, found.kernels.logit] = turns(config, machine)?;
     }
@@ -119,6 +122,14 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
         }
     }
     Ok(groups)
+}
+
+/// A step on average, in its kernels at their fastest: in the middle of the steps over pages, which are those of a server.
+fn usual(asked: &[(&ModelConfig, Schedule, u64)], steps: &[Checked]) -> f64 {
+    let paged = asked.iter().zip(steps).filter(|((_, s, _), _)| s.purpose == Purpose::Decode);
+    let in_kernels =
+        |(_, step): (_, &Checked)| step.mean / step.operators.iter().map(|o| o.measured).sum::<f64>();
+    median(paged.map(in_kernels).filter(|part| part.is_finite())).unwrap_or(1.0).max(1.0)
 }
 
 /// The numbers that fit these steps.

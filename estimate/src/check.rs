@@ -65,6 +65,8 @@ pub struct Checked {
     pub as_told: f64,
     /// The fastest of the steps measured: whatever else the machine does only adds.
     pub measured: f64,
+    /// Mean of the steps measured.
+    pub mean: f64,
     /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
     pub spread: f64,
     /// Its kernels.
@@ -255,6 +257,7 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
         predicted,
         as_told,
         measured: at(0.0),
+        mean: seconds.iter().sum::<f64>() / seconds.len() as f64,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,

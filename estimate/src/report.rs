@@ -207,7 +207,7 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
     };
     json!({
         "hardware": hardware.name, "schedule": schedule(s), "predicted_seconds": c.predicted, "predicted_as_told_seconds": c.as_told,
-        "measured_seconds": c.measured, "error": c.error(), "spread": c.spread,
+        "measured_seconds": c.measured, "mean_seconds": c.mean, "error": c.error(), "spread": c.spread,
         "planned_bytes": c.memory.map(|m| m[0]), "peak_bytes": c.memory.map(|m| m[1]),
         "read_bytes_per_s": c.now.map(|now| now.read), "told_bytes_per_s": c.now.map(|_| hardware.bandwidth),
         "exchanged_bytes_per_s": c.now.and_then(|now| now.exchange),

@@ -70,6 +70,8 @@ pub struct Kernels {
     pub turn: f64,
     /// Seconds in which sampling looks at one logit.
     pub logit: f64,
+    /// A step of a serving engine on average, in its kernels at their fastest, which the other numbers are fitted to; at least 1.
+    pub usual: f64,
     /// Root mean square of ln(predicted / measured) over what the numbers were fitted to; none where they are defaults.
     pub residual: Option<f64>,
 }
@@ -96,6 +98,7 @@ impl Kernels {
             step: 0.0,
             turn: 0.0,
             logit: 0.0,
+            usual: 1.0,
             residual: None,
         }
     }
@@ -131,6 +134,7 @@ impl Kernels {
         for (key, seconds) in [("step", self.step), ("turn", self.turn), ("logit", self.logit)] {
             out.insert(key.into(), json!(Kind::Time.show(seconds)));
         }
+        out.insert("usual".into(), json!(self.usual));
         if let Some(residual) = self.residual {
             out.insert("residual".into(), json!(residual));
         }

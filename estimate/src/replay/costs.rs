@@ -210,7 +210,7 @@ impl StepCosts {
         // Tokens are drawn from the logits of every row that is whole.
         let rows = plan.rows().filter(|row| row.complete).count() as f64;
         let kernels = &self.hardware.kernels;
-        let mut all = kernels.turn + rows * self.vocabulary * kernels.logit;
+        let (usual, mut all) = (kernels.usual, kernels.turn + rows * self.vocabulary * kernels.logit);
         for (entry, program) in plan.entries().iter().zip(&mut self.programs) {
             let mut rows = Rows::default();
             for row in &entry.rows {
@@ -223,8 +223,8 @@ impl StepCosts {
             }
             if rows.tokens > 0 {
                 let pages = self.served.bounds.pages as u64;
-                all += self.hardware.kernels.step
-                    + program.seconds(&rows, (&self.hardware, &self.mesh), pages)?;
+                let program = program.seconds(&rows, (&self.hardware, &self.mesh), pages)?;
+                all += self.hardware.kernels.step + usual * program;
             }
         }
         Ok(all)
