@@ -113,7 +113,7 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
             let measured = o.measured / o.work.launches as f64;
-            let at_peaks = [t.compute - t.vectors, t.vectors, t.memory, t.fixed + t.communication()];
+            let at_peaks = [t.compute - t.vectors, t.vectors, t.memory, t.past, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
             let form = Kernels::counted(o.work.archetype(&|_| None)?, &peaks.kind);

@@ -125,8 +125,8 @@ fn walk(mut numbers: Vec<f64>, rounds: usize, loss: Loss) -> Result<Vec<f64>, Re
 /// A kernel measured on a device: seconds at its peaks of computing and of memory, of what is known, and beside them; seconds measured; how much it counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Computing, computing whose speed is known, memory, and what is known to be beside them.
-    pub at_peaks: [f64; 4],
+    /// Computing, computing whose speed is known, memory, memory past the caches, and what is known to be beside them.
+    pub at_peaks: [f64; 5],
     /// Measured.
     pub measured: f64,
     /// Its weight.
@@ -142,8 +142,9 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
     let of = |n: &[f64]| Reach { compute: n[0].exp(), memory: n[1].exp(), apart: n[2], fixed: n[3].exp() };
     let squares = |r: Reach| {
         let error = |s: &Seen| {
-            let [compute, known, memory, beside] = s.at_peaks;
-            let predicted = body(compute / r.compute + known, memory / r.memory, r.apart) + r.fixed + beside;
+            let [compute, known, memory, past, beside] = s.at_peaks;
+            let memory = [memory, past].map(|bytes| bytes / r.memory);
+            let predicted = body(compute / r.compute + known, memory, r.apart) + r.fixed + beside;
             s.weight * (predicted / s.measured).ln().powi(2)
         };
         seen.iter().map(error).sum::<f64>()
@@ -171,8 +172,9 @@ mod tests {
         let is = Reach { compute: 0.4, memory: 0.7, apart: 0.2, fixed: 5e-6 };
         let seen = |[compute, memory]: [f64; 2]| {
             let known = compute / 10.0;
-            let measured = body(compute / is.compute + known, memory / is.memory, is.apart) + is.fixed + 1e-6;
-            Seen { at_peaks: [compute, known, memory, 1e-6], measured, weight: 1.0 }
+            let bytes = [memory / is.memory, memory / is.memory / 10.0];
+            let measured = body(compute / is.compute + known, bytes, is.apart) + is.fixed + 1e-6;
+            Seen { at_peaks: [compute, known, memory, memory / 10.0, 1e-6], measured, weight: 1.0 }
         };
         let cases = [[1e-3, 1e-5], [1e-3, 1e-3], [1e-6, 1e-3], [2e-4, 2e-4], [1e-7, 1e-7], [1e-5, 1e-6]];
         let seen: Vec<Seen> = cases.into_iter().map(seen).collect();

@@ -57,8 +57,10 @@ pub struct Time {
     pub compute: f64,
     /// Of operations of vectors beside products.
     pub vectors: f64,
-    /// Of bytes.
+    /// Of bytes, but for what is written past the caches.
     pub memory: f64,
+    /// Of bytes that are written past the caches, which nothing waits for.
+    pub past: f64,
     /// Part of the lesser of both that does not hide behind the greater.
     pub apart: f64,
     /// Of starting, filling and draining.
@@ -75,7 +77,7 @@ impl Time {
 
     /// Computing and memory, which overlap.
     pub fn body(&self) -> f64 {
-        body(self.compute, self.memory, self.apart)
+        body(self.compute, [self.memory, self.past], self.apart)
     }
 
     /// All: what is neither computing nor memory overlaps with nothing.
@@ -92,15 +94,15 @@ impl Time {
                 if 2.0 * latency > self.communication() { "latency" } else { "link" }
             }
             () if self.fixed > body => "launch",
-            () if self.compute >= self.memory => "compute",
+            () if self.compute >= self.memory + self.past => "compute",
             () => "memory",
         }
     }
 }
 
-/// Seconds of computing and memory that overlap but for a part of the lesser.
-pub fn body(compute: f64, memory: f64, apart: f64) -> f64 {
-    compute.max(memory) + apart * compute.min(memory)
+/// Seconds of computing and memory that overlap but for a part of the lesser; what is written past the caches overlaps with all computing.
+pub fn body(compute: f64, [memory, past]: [f64; 2], apart: f64) -> f64 {
+    compute.max(memory + past) + apart * compute.min(memory)
 }
 
 fn value(d: &Dim, sizes: Sizes) -> Result<f64, Refused> {
@@ -162,8 +164,10 @@ pub fn time_among(
     let products = (flops - beside) / (hardware.peak(precision) * filled(work, hardware, shape));
     let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute + vectors;
     let warm = value(&work.warm, sizes)?.min(bytes);
+    let past = if hardware.kind == "cpu" { value(&work.past, sizes)?.min(bytes - warm) } else { 0.0 };
     let rate = if archetype == "attention_one" { hardware.paced(among) } else { hardware.rate(among) };
-    let mut memory = (bytes - warm) / rate + warm / hardware.rate(warm);
+    let mut memory = (bytes - warm - past) / rate + warm / hardware.rate(warm);
+    let past = past / rate / reach.memory;
     let (mut starts, mut exchanged) = (1.0, 0.0);
     if hardware.kind == "cpu" {
         // What is packed is written once and read once.
@@ -180,7 +184,7 @@ pub fn time_among(
         starts = work.phases as f64;
     }
     let (memory, fixed) = (memory / reach.memory, reach.fixed + starts * hardware.launch + exchanged);
-    Ok(Time { flops, bytes, precision, compute, vectors, memory, apart: reach.apart, fixed, sent })
+    Ok(Time { flops, bytes, precision, compute, vectors, memory, past, apart: reach.apart, fixed, sent })
 }
 
 /// In which numbers products are computed; whatever has no product, in f32. On a processor its kernel says so; on a

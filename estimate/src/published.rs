@@ -330,6 +330,7 @@ fn kernel(k: &KernelEntry) -> Result<Work, Refused> {
         flops: dim(flops)?,
         bytes: dim(bytes)?,
         warm: Dim::from(0),
+        past: Dim::from(0),
         workspace: Dim::from(0),
         among: u64::MAX,
         phases: 1,

@@ -46,8 +46,10 @@ pub struct Work {
     pub flops: Dim,
     /// Bytes of a launch.
     pub bytes: Dim,
-    /// Of these, bytes of values between kernels, but for gradients of weights, which are read when those of all layers are there.
+    /// Of these, bytes of values between kernels, but for gradients of weights.
     pub warm: Dim,
+    /// Of these, bytes of a gradient of weights, which is written past the caches: it is read when those of all layers are there.
+    pub past: Dim,
     /// Bytes that it writes for itself between its phases, and reads again.
     pub workspace: Dim,
     /// Bytes of the weights, states and values between kernels of its program, among which its own come again a run later.
@@ -198,10 +200,10 @@ pub fn settled(w: Work, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<Work, Ref
     for m in &mut messages {
         m.traffic.bytes = at(&m.traffic.bytes)?;
     }
-    let [flops, bytes, warm, workspace] = [&w.flops, &w.bytes, &w.warm, &w.workspace].map(at);
-    let (flops, bytes, warm, workspace) = (flops?, bytes?, warm?, workspace?);
+    let [flops, bytes, warm, past] = [&w.flops, &w.bytes, &w.warm, &w.past].map(at);
+    let (flops, bytes, warm, past, workspace) = (flops?, bytes?, warm?, past?, at(&w.workspace)?);
     let sequences = at(&w.sequences)?;
-    Ok(Work { flops, bytes, warm, workspace, sequences, sizes: all, messages, ..w })
+    Ok(Work { flops, bytes, warm, past, workspace, sequences, sizes: all, messages, ..w })
 }
 
 /// An origin with `*` for numbers, and the first of them, which is the layer's.
@@ -230,10 +232,11 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         Op::Dot(d) => d.over_rows([0, 1].map(|side| g.ty(n.args[side]).rank())),
         op => matches!(op, Op::GroupedOuter(_)),
     });
-    let mut warm = bytes(&reading, reads);
-    if !gradient {
-        warm = &warm + &bytes(&writing, writes);
-    }
+    let read = bytes(&reading, reads);
+    let (warm, past) = match gradient {
+        true => (read, bytes(&writing, &vec![true; writing.len()])),
+        false => (&read + &bytes(&writing, writes), Dim::from(0)),
+    };
     let (sizes, groups) = sizes(region, &reading, &writing);
     let dtype = |i: usize| reading.get(i).or(writing.first()).map_or(DType::F32, |t| t.dtype);
     let sides = region.form().sides().unwrap_or_else(|| [dtype(0), dtype(1)]);
@@ -254,6 +257,7 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         flops: region.flops().clone(),
         bytes: region.bytes().clone(),
         warm,
+        past,
         workspace: Dim::from(0),
         among: u64::MAX,
         phases: 1,

@@ -261,7 +261,7 @@ impl Lengths {
         let grown = known.grown.iter().map(|g| {
             let compute = between(&g.times, if g.attention { seen } else { held }, 0);
             let memory = between(&g.times, held, 1);
-            g.launches * (body(compute, memory, g.apart) + between(&g.times, held, 2))
+            g.launches * (body(compute, [memory, 0.0], g.apart) + between(&g.times, held, 2))
         });
         Ok(known.rest + grown.sum::<f64>())
     }
@@ -289,13 +289,13 @@ impl Lengths {
             let (mut times, mut apart): (Grown, f64) = (Vec::with_capacity(self.lengths.len()), 0.0);
             for (works, symbols, value, among) in &runs {
                 let t = time_among(&works[at], *among, hardware, mesh, &even(symbols, value))?;
-                times.push([t.compute, t.memory, t.fixed + t.communication()]);
+                times.push([t.compute, t.memory + t.past, t.fixed + t.communication()]);
                 apart = t.apart;
             }
             let (w, first) = (&self.plans[0].0[at], times[0]);
             let launches = w.launches as f64;
             if times.iter().all(|t| *t == first) {
-                known.rest += launches * (body(first[0], first[1], apart) + first[2]);
+                known.rest += launches * (body(first[0], [first[1], 0.0], apart) + first[2]);
             } else {
                 let attention = w.form == "attention";
                 known.grown.push(Growing { attention, launches, apart, times });
