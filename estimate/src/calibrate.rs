@@ -129,7 +129,9 @@ fn usual(asked: &[(&ModelConfig, Schedule, u64)], steps: &[Checked]) -> f64 {
     let paged = asked.iter().zip(steps).filter(|((_, s, _), _)| s.purpose == Purpose::Decode);
     let in_kernels =
         |(_, step): (_, &Checked)| step.mean / step.operators.iter().map(|o| o.measured).sum::<f64>();
-    median(paged.map(in_kernels).filter(|part| part.is_finite())).unwrap_or(1.0).max(1.0)
+    median(paged.map(in_kernels).filter(|part| part.is_finite()))
+        .unwrap_or(1.0)
+        .clamp(1.0, Kernels::MOST_USUAL)
 }
 
 /// The numbers that fit these steps.
@@ -139,12 +141,14 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     kernels.reach = kernels.reach.map(|_| Reach::default());
     let mut peaks = Hardware { kernels, ..hardware.clone() };
     let loops = Kernels::archetype("loops");
-    let alone = groups(&peaks, steps)?.remove(&(loops, Precision::F32));
-    if let Some(seen) = &alone {
-        (peaks.kernels.reach[loops], _) = reach(seen)?;
-    }
+    let mut alone = groups(&peaks, steps)?;
+    alone.retain(|(archetype, _), _| *archetype == loops);
+    peaks.kernels.reach[loops] = match alone.get(&(loops, Precision::F32)) {
+        Some(seen) => reach(seen)?.0,
+        None => Kernels::typical().reach[loops],
+    };
     let mut groups = groups(&peaks, steps)?;
-    groups.extend(alone.map(|seen| ((loops, Precision::F32), seen)));
+    groups.extend(alone);
     let mut kernels = Kernels::typical();
     let (mut all, mut most) = ([0.0; 2], [0.0; crate::hardware::ARCHETYPES.len()]);
     for ((archetype, precision), seen) in groups {

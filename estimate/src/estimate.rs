@@ -198,12 +198,12 @@ fn rank(
         let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
         let sizes = even(symbols, &bound);
         let mut sum = hardware.kernels.step;
-        let (works, order) = in_order(planned);
-        let (first, live, among) = (rows.len(), live(&planned.plan), touched(&works, &sizes)?);
+        let (mut works, order) = in_order(planned);
+        let (first, live) = (rows.len(), live(&planned.plan));
         // Of states that ranks share each updates its own.
         let shares = if *program == "update" { schedule.updates() } else { 1.0 };
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
-        for mut work in works {
+        for work in &mut works {
             if shares > 1.0 {
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 / shares) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
@@ -213,6 +213,9 @@ fn rank(
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
+        }
+        let among = touched(&works, &sizes)?;
+        for work in works {
             let time = time_among(&work, among, hardware, mesh, &sizes)?;
             let all = time.total() * work.launches as f64;
             sum += all;

@@ -139,7 +139,12 @@ pub struct Seen {
 /// None: the form is that of the walk.
 pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
     let start = [0.6f64.ln(), 0.8f64.ln(), 0.3, 1e-6f64.ln()];
-    let of = |n: &[f64]| Reach { compute: n[0].exp(), memory: n[1].exp(), apart: n[2], fixed: n[3].exp() };
+    let of = |n: &[f64]| Reach {
+        compute: n[0].exp(),
+        memory: n[1].exp().min(Reach::MOST_READ),
+        apart: n[2],
+        fixed: n[3].exp(),
+    };
     let squares = |r: Reach| {
         let error = |s: &Seen| {
             let [compute, known, memory, past, beside] = s.at_peaks;

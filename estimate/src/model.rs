@@ -119,7 +119,7 @@ pub fn touched(works: &[Work], sizes: Sizes) -> Result<f64, Refused> {
     for w in works {
         let (bytes, warm, rows) =
             (value(&w.bytes, sizes)?, value(&w.warm, sizes)?, value(&w.sizes[0], sizes)?);
-        sum += (bytes - warm).max(0.0) * met(w, rows) * w.launches as f64;
+        sum += (bytes * met(w, rows) - warm).max(0.0) * w.launches as f64;
     }
     Ok(sum)
 }
@@ -207,19 +207,25 @@ fn precision(work: &Work, hardware: &Hardware) -> Precision {
 /// computed as kernels without products compute them, far from the peaks of products. Numbers of the right side are converted as they are loaded.
 fn beside_products(work: &Work, hardware: &Hardware, flops: f64, [m, n, k, batch]: [f64; 4]) -> f64 {
     let sums = matches!(work.form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer");
-    let converted = if work.form == "outer" { m * k } else { batch * n * k };
-    if sums && hardware.kind == "cpu" { (flops - 2.0 * m * n * k - converted).max(0.0) } else { 0.0 }
+    let (products, converted) = match work.form {
+        // Rows of all groups come together, each to one of them.
+        "grouped" | "grouped_panels" => (2.0 * m * n * k, batch * n * k),
+        "outer" => (2.0 * m * n * k, n * k),
+        _ => (2.0 * batch * m * n * k, batch * n * k),
+    };
+    if sums && hardware.kind == "cpu" { (flops - products - converted).max(0.0) } else { 0.0 }
 }
 
 /// Operations of packing the right side for a matrix unit where nobody has packed it ahead.
 fn packing(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
     let unit = hardware.kind == "cpu" && matches!(work.products, Products::Native | Products::Pieces);
-    let groups = match work.form {
-        "dot" if unit => batch,
-        "grouped" if unit => distinct(batch, m),
+    let (groups, rows) = match work.form {
+        // Vectors multiply a row alone.
+        "dot" if unit && m > 1.0 => (batch, m),
+        "grouped" if unit => (distinct(batch, m), m / distinct(batch, m).max(1.0)),
         _ => return 0.0,
     };
-    PACKING * n * k * groups * (m / groups.max(1.0) / PACKED_FOR).ceil()
+    PACKING * n * k * groups * (rows / PACKED_FOR).ceil()
 }
 
 /// Seconds in which a processor's vectors make weights of attention's scores, where a faster unit makes the scores.

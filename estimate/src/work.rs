@@ -48,11 +48,13 @@ pub struct Work {
     pub bytes: Dim,
     /// Of these, bytes of values between kernels, but for gradients of weights.
     pub warm: Dim,
-    /// Of these, bytes of a gradient of weights, which is written past the caches: it is read when those of all layers are there.
+    /// Of these, bytes of a gradient of weights, which is read when those of all layers are there: a processor writes it past the caches where it
+    /// can, and evicts it where it cannot.
     pub past: Dim,
     /// Bytes that it writes for itself between its phases, and reads again.
     pub workspace: Dim,
-    /// Bytes of the weights, states and values between kernels of its program, among which its own come again a run later.
+    /// Bytes that a run of its program touches, among which its own come again a run later; all of its weights, states and values between kernels
+    /// where sizes are not settled.
     pub among: u64,
     /// Phases, one after another.
     pub phases: u64,
@@ -228,10 +230,13 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         types.iter().zip(warm).filter(|(_, w)| **w).map(of).fold(Dim::from(0), |a, b| &a + &b)
     };
     let g = region.graph();
-    let gradient = g.nodes().iter().any(|n| match &n.op {
-        Op::Dot(d) => d.over_rows([0, 1].map(|side| g.ty(n.args[side]).rank())),
-        op => matches!(op, Op::GroupedOuter(_)),
-    });
+    let gradient = match region.form().name() {
+        "dot" => g.nodes().iter().any(|n| match &n.op {
+            Op::Dot(d) => d.over_rows([0, 1].map(|side| g.ty(n.args[side]).rank())),
+            _ => false,
+        }),
+        name => name == "outer",
+    };
     let read = bytes(&reading, reads);
     let (warm, past) = match gradient {
         true => (read, bytes(&writing, &vec![true; writing.len()])),

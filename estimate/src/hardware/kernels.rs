@@ -70,13 +70,16 @@ pub struct Kernels {
     pub turn: f64,
     /// Seconds in which sampling looks at one logit.
     pub logit: f64,
-    /// A step of a serving engine on average, in its kernels at their fastest, which the other numbers are fitted to; at least 1.
+    /// What a step of a server takes on average, as a multiple of its kernels' fastest times, which the other numbers are fitted to; in [1, 10].
     pub usual: f64,
     /// Root mean square of ln(predicted / measured) over what the numbers were fitted to; none where they are defaults.
     pub residual: Option<f64>,
 }
 
 impl Kernels {
+    /// The most that `usual` can be.
+    pub const MOST_USUAL: f64 = 10.0;
+
     /// What kernels that are tuned for a GPU reach: measured by the sources of `kernels` in the presets.
     pub fn typical() -> Kernels {
         let of = |compute, memory, fixed| Reach { compute, memory, fixed, apart: 0.0 };

@@ -209,7 +209,7 @@ fn kernels(o: &Object) -> Result<Kernels, String> {
     }
     let seconds = |key| Ok::<_, String>(o.quantity(key, Kind::Time)?.unwrap_or(0.0));
     (all.step, all.turn, all.logit) = (seconds("step")?, seconds("turn")?, seconds("logit")?);
-    all.usual = o.number("usual", (1.0, 10.0))?.unwrap_or(1.0);
+    all.usual = o.number("usual", (1.0, Kernels::MOST_USUAL))?.unwrap_or(1.0);
     all.residual = o.number("residual", (0.0, 100.0))?;
     Ok(all)
 }

@@ -32,11 +32,11 @@ impl Dot {
         self.free(rank, |p| p.1)
     }
 
-    /// Whether sums run over the first axes of both sides of these ranks, the rows, as those of a gradient of weights do.
+    /// Whether sums run over the first axes of both sides of these ranks, the rows, as those of a gradient of weights do, which has no batch.
     pub fn over_rows(&self, [left, right]: [usize; 2]) -> bool {
         let before = |free: Vec<usize>, axis: usize| free.first().is_some_and(|first| axis < *first);
         let rows = |&(a, b): &(usize, usize)| before(self.left_free(left), a) && before(self.right_free(right), b);
-        !self.contract.is_empty() && self.contract.iter().all(rows)
+        self.batch.is_empty() && !self.contract.is_empty() && self.contract.iter().all(rows)
     }
 
     fn free(&self, rank: usize, side: Axis) -> Vec<usize> {
@@ -168,5 +168,19 @@ mod tests {
         assert_eq!(run(&[], &[(1, 1)]), [17.0, 23.0, 39.0, 53.0]);
         assert_eq!(run(&[(0, 0)], &[(1, 1)]), [17.0, 53.0]);
         assert_eq!(run(&[], &[(0, 1), (1, 0)]), [5.0 + 14.0 + 18.0 + 32.0]);
+    }
+
+    #[test]
+    fn sums_over_rows_are_those_of_gradients_of_weights() {
+        let over_rows = |batch: &[(usize, usize)], contract: &[(usize, usize)], ranks| {
+            Dot { batch: batch.to_vec(), contract: contract.to_vec() }.over_rows(ranks)
+        };
+        assert!(over_rows(&[], &[(0, 0)], [2, 2]));
+        assert!(over_rows(&[], &[(0, 0), (1, 1)], [3, 3]));
+        // A product forward, its gradient of the rows, one of several side by side, one without columns.
+        assert!(!over_rows(&[], &[(1, 1)], [2, 2]));
+        assert!(!over_rows(&[], &[(1, 0)], [2, 2]));
+        assert!(!over_rows(&[(0, 0)], &[(1, 1)], [3, 3]));
+        assert!(!over_rows(&[], &[(0, 0)], [1, 2]));
     }
 }
