@@ -229,11 +229,12 @@ fn a_server_is_replayed() {
         rows.starts_with("seconds,busy,running,")
             && found["series"].as_array().unwrap().len() + 1 == rows.lines().count()
     );
-    // A step has as many tokens as fill the device.
+    // A step has as many tokens as fill the device; two cores with a matrix unit, whose kernels are planned where there is one, are filled by more.
     let cores = two_cores(dir.path());
+    let of_two = if object(&["devices", "--json"])["cpu"]["isa"] == "amx" { 512 } else { 128 };
     let few = replay(&["--hardware", text(&cores)]);
     let tokens = [&found, &few].map(|of| of["server"]["max_batch_tokens"].as_u64());
-    assert_eq!(tokens, [Some(512), Some(128)], "{}", few["server"]);
+    assert_eq!(tokens, [Some(512), Some(of_two)], "{}", few["server"]);
     // Alone each is answered sooner, all later.
     let alone = replay(&["--max-concurrency", "1"]);
     let number = |of: &Value, key: &str| of[key].as_f64().unwrap();

@@ -35,7 +35,8 @@ impl Dot {
     /// Whether sums run over the first axes of both sides of these ranks, the rows, as those of a gradient of weights do, which has no batch.
     pub fn over_rows(&self, [left, right]: [usize; 2]) -> bool {
         let before = |free: Vec<usize>, axis: usize| free.first().is_some_and(|first| axis < *first);
-        let rows = |&(a, b): &(usize, usize)| before(self.left_free(left), a) && before(self.right_free(right), b);
+        let rows =
+            |&(a, b): &(usize, usize)| before(self.left_free(left), a) && before(self.right_free(right), b);
         self.batch.is_empty() && !self.contract.is_empty() && self.contract.iter().all(rows)
     }
 
