@@ -36,7 +36,7 @@ pub fn estimate(e: &Estimate) -> String {
         cells.extend([w.launches.to_string(), format!("{left},{right}>{to}")]);
         cells.extend([count((t.flops * n) as u64), bytes((t.bytes * n) as u64)]);
         cells.extend(
-            [t.compute, t.memory + t.past, t.fixed, t.communication()].map(|s| format!("{:.1}", s * n * 1e6)),
+            [t.compute, t.all_memory(), t.fixed, t.communication()].map(|s| format!("{:.1}", s * n * 1e6)),
         );
         cells.extend([
             format!("{:.1}", r.seconds * 1e6),

@@ -317,7 +317,7 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
         mfu: model_flops(config, s).map(|f| f / (period * peak)),
         parts: [
             part(|t| t.compute),
-            part(|t| t.memory + t.past),
+            part(Time::all_memory),
             part(Time::communication) + shared,
             part(|t| t.fixed),
         ],

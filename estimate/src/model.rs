@@ -75,6 +75,11 @@ impl Time {
         self.sent.iter().fold(0.0, |sum, s| sum + s.latency + s.bandwidth)
     }
 
+    /// Seconds of all bytes.
+    pub fn all_memory(&self) -> f64 {
+        self.memory + self.past
+    }
+
     /// Computing and memory, which overlap.
     pub fn body(&self) -> f64 {
         body(self.compute, [self.memory, self.past], self.apart)
@@ -94,7 +99,7 @@ impl Time {
                 if 2.0 * latency > self.communication() { "latency" } else { "link" }
             }
             () if self.fixed > body => "launch",
-            () if self.compute >= self.memory + self.past => "compute",
+            () if self.compute >= self.all_memory() => "compute",
             () => "memory",
         }
     }

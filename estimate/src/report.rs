@@ -89,7 +89,7 @@ pub fn cells(row: &Row) -> Vec<Value> {
         json!(t.flops * n),
         json!(t.bytes * n),
         json!(micro(t.compute) * n),
-        json!(micro(t.memory + t.past) * n),
+        json!(micro(t.all_memory()) * n),
         json!(micro(t.fixed) * n),
         json!(micro(t.communication()) * n),
         json!(micro(row.seconds)),
@@ -202,7 +202,7 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
             "program": o.program, "layer": w.layer, "operator": w.origin, "kernel": w.kernel, "form": w.form, "m": m, "n": n,
             "k": k, "batch": batch, "launches": w.launches, "computed_in": o.time.precision.name(),
             "flops": o.time.flops, "bytes": o.time.bytes, "compute_seconds": o.time.compute,
-            "memory_seconds": o.time.memory + o.time.past, "predicted_seconds": o.predicted, "measured_seconds": o.measured,
+            "memory_seconds": o.time.all_memory(), "predicted_seconds": o.predicted, "measured_seconds": o.measured,
         })
     };
     json!({

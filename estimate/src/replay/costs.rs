@@ -289,7 +289,7 @@ impl Lengths {
             let (mut times, mut apart): (Grown, f64) = (Vec::with_capacity(self.lengths.len()), 0.0);
             for (works, symbols, value, among) in &runs {
                 let t = time_among(&works[at], *among, hardware, mesh, &even(symbols, value))?;
-                times.push([t.compute, t.memory + t.past, t.fixed + t.communication()]);
+                times.push([t.compute, t.all_memory(), t.fixed + t.communication()]);
                 apart = t.apart;
             }
             let (w, first) = (&self.plans[0].0[at], times[0]);
