@@ -204,11 +204,11 @@ pub struct MemoryUse {
 
 /// Launches that a device has recorded.
 pub trait Recording: Send + Sync {
-    /// Runs them again, on the same buffers with the same sizes.
+    /// Runs them again, on the same buffers with these sizes, which are those that were recorded but where [`Device::resizes`].
     ///
     /// # Errors
     /// As [`Executable::launch`].
-    fn replay(&self) -> Result<(), Error>;
+    fn replay(&self, sizes: &[i64]) -> Result<(), Error>;
 
     /// Seconds of each launch of the last replay, for which [`Device::synchronise`] has waited; none where they were not recorded to be timed.
     ///
@@ -254,7 +254,12 @@ pub trait Device: Space + Threads {
         false
     }
 
-    /// Records what `launches` launches from this thread, and runs nothing of it; `None` where the device records nothing, and
+    /// True where what was recorded can be run with other sizes.
+    fn resizes(&self) -> bool {
+        false
+    }
+
+    /// Records what `launches` launches from this thread, and runs nothing of it; `None` where the device records nothing (so), and
     /// `launches` was not called. `timed`: each replay keeps the time of each launch, for which the next waits.
     ///
     /// # Errors

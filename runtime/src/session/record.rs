@@ -12,7 +12,8 @@ const MOST: usize = 64;
 /// Fewest launches in a row that are recorded.
 const FEWEST: usize = 2;
 
-/// On what a run depends beside the session's fixed memory: sizes, where inputs and results lie, and whether each launch is timed.
+/// On what a run depends beside the session's fixed memory: sizes where a recording has its own, where inputs and results lie, and whether each
+/// launch is timed.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Key {
     sizes: Vec<i64>,
@@ -51,7 +52,8 @@ impl Session {
         }
         let results = self.result_memory.iter().map(|block| block.at());
         let at = self.given.iter().copied().chain(results).collect();
-        let key = Key { sizes: self.dims.clone(), at, timed: self.profile.is_some() };
+        let sizes = if self.device.resizes() { vec![] } else { self.dims.clone() };
+        let key = Key { sizes, at, timed: self.profile.is_some() };
         let Recordings { once, recorded } = &mut self.recordings;
         // Out of the list while it runs: a run that fails leaves nothing to run again.
         let found = recorded.iter().position(|(known, _)| *known == key).map(|i| recorded.remove(i).1);
@@ -72,7 +74,7 @@ impl Session {
             match part {
                 Part::One(i) => self.launch(*i)?,
                 Part::Several(first, recording) => {
-                    recording.replay()?;
+                    recording.replay(&self.dims)?;
                     if key.timed {
                         self.device.synchronise()?;
                         let mut launches = (*first..).zip(recording.seconds()?);

@@ -10,6 +10,9 @@ use astrai_ir::Op;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Most bytes of an input that are copied although kernels could read them where they are.
+const MOVED: usize = 64 << 10;
+
 impl Session {
     /// Runs once; the results stay in the session's memory until the next run.
     ///
@@ -105,7 +108,9 @@ impl Session {
         self.given.clear();
         for i in 0..self.order.len() {
             let v = inputs[self.order[i]].1;
-            let aligned = v.bytes.as_ptr().align_offset(v.dtype.bytes()) == 0;
+            // What is small is copied where runs are recorded: its place stays the same then.
+            let moves = self.device.resizes() && v.bytes.len() <= MOVED;
+            let aligned = !moves && v.bytes.as_ptr().align_offset(v.dtype.bytes()) == 0;
             if let Some(at) = self.device.import(&v.bytes).filter(|_| aligned) {
                 self.given.push(at);
                 continue;

@@ -6,6 +6,7 @@ pub mod isa;
 pub mod peaks;
 mod pool;
 pub mod product;
+mod record;
 pub mod speeds;
 
 pub use astrai_codegen::cpu::Isa;
@@ -13,11 +14,12 @@ pub use compiler::Compiler;
 pub use isa::{host_isa, host_levels, modelled_levels};
 pub use pool::Pool;
 
-use super::{Device, Executable, InProcess, KernelCache, Launch, Pointer, Threads, available_memory};
+use super::{Device, Executable, InProcess, KernelCache, Launch, Recording, Threads, available_memory};
 use crate::Error;
 use astrai_codegen::cpu::Cpu as Kernels;
 use astrai_ir::{Backend, Kernel, Target};
 use compiler::Loaded;
+use record::{Calls, Recorder};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -101,13 +103,31 @@ impl Device for Cpu {
         let flags = isa::flags(self.isa);
         let built = self.cache.load(&self.compiler, &self.backend, &fresh, flags, self.pool.threads())?;
         for (k, loaded) in fresh.iter().zip(built) {
-            let made = Arc::new(CpuKernel { kernel: (*k).clone(), loaded, pool: self.pool.clone() });
+            let code = Arc::new(Code { kernel: (*k).clone(), loaded });
+            let made = Arc::new(CpuKernel { code, pool: self.pool.clone() });
             known.insert(k.identity.clone(), Arc::downgrade(&made));
             held.insert(&k.identity, made);
         }
         known.retain(|_, made| made.strong_count() > 0);
         let all = kernels.iter().filter_map(|k| held.get(&*k.identity));
         Ok(all.map(|made| made.clone() as Arc<dyn Executable>).collect())
+    }
+
+    fn records(&self) -> bool {
+        true
+    }
+
+    fn resizes(&self) -> bool {
+        true
+    }
+
+    fn record(
+        &self,
+        launches: &mut dyn FnMut() -> Result<(), Error>,
+        timed: bool,
+    ) -> Result<Option<Box<dyn Recording>>, Error> {
+        // Threads that go through calls by themselves are not timed between them.
+        if timed { Ok(None) } else { Recorder::record(launches, &self.pool).map(Some) }
     }
 }
 
@@ -132,65 +152,22 @@ impl Threads for Pool {
 }
 
 /// A kernel as functions of a loaded object.
-struct CpuKernel {
+struct Code {
     kernel: Kernel,
     loaded: Loaded,
-    pool: Arc<Pool>,
 }
 
-/// Sizes that kernels are given at most: symbols, the round, the threads.
-const MOST_SIZES: usize = 32;
-
-/// Addresses of a launch's buffers, shared by the pool's threads.
-struct Addresses<'a>(&'a [Pointer]);
-
-// SAFETY: kernels write disjoint parts of the buffers per unit; the addresses themselves are only read.
-unsafe impl Sync for Addresses<'_> {}
-
-impl Addresses<'_> {
-    fn as_ptr(&self) -> *const *mut u8 {
-        // A pointer of this device is an address of this process, of 64 bits.
-        const { assert!(size_of::<Pointer>() == size_of::<*mut u8>()) };
-        self.0.as_ptr().cast()
-    }
+/// A kernel with the threads that run it.
+struct CpuKernel {
+    code: Arc<Code>,
+    pool: Arc<Pool>,
 }
 
 impl Executable for CpuKernel {
     fn launch(&self, launch: &Launch) -> Result<(), Error> {
-        let size = |name: &str| launch.size(name);
-        let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
-        let (needs, rounds) = (value(&self.kernel.workspace)?, value(&self.kernel.rounds)?);
-        let (name, room) = (&self.kernel.identity, launch.workspace.len());
-        if needs > room as u64 || launch.sizes.len() + 2 > MOST_SIZES {
-            let line = format!("kernel {name} wants {needs} bytes of workspace, planned were {room}");
-            return Err(Error::Input(line));
+        if Recorder::add(&self.code, launch) {
+            return Ok(());
         }
-        // Behind the symbols the number of the round, and that of the threads.
-        let mut sizes = [0i64; MOST_SIZES];
-        sizes[..launch.sizes.len()].copy_from_slice(launch.sizes);
-        sizes[launch.sizes.len() + 1] = self.pool.threads() as i64;
-        let bufs = Addresses(launch.buffers);
-        for round in 0..rounds {
-            sizes[launch.sizes.len()] = round as i64;
-            let sizes = &sizes;
-            for phase in &self.loaded.phases {
-                let units = match (&phase.units, phase.count) {
-                    (Some(units), _) => value(units)?,
-                    // SAFETY: the emitted function reads the sizes, of which all are there.
-                    (None, Some(count)) => unsafe { count(sizes.as_ptr()) }.max(0) as u64,
-                    (None, None) => 0,
-                };
-                self.pool.run(units as usize, &|_, range| {
-                    let workspace = launch.workspace.at().0 as usize as *mut u8;
-                    // SAFETY: buffers are as large as the region's types at these sizes (checked bounds of the plan); units
-                    // are independent, so that ranges on different threads touch disjoint results.
-                    unsafe {
-                        let (begin, end) = (range.start as i64, range.end as i64);
-                        (phase.run)(bufs.as_ptr(), sizes.as_ptr(), workspace, begin, end)
-                    }
-                });
-            }
-        }
-        Ok(())
+        Calls::launch(&self.code, launch, &self.pool)
     }
 }

@@ -1,6 +1,9 @@
-//! Threads for the processor's kernels: a closure over independent units enters, the threads share the units, and the call
-//! returns when all are done. Own, because a kernel lasts microseconds: a run allocates nothing, threads that wait
-//! spin briefly before they park, and a run never waits for a thread that is still waking up.
+//! Threads for the processor's kernels: calls enter, each over independent units, the threads share the units of one call after the
+//! other, and the run returns when all are done. Own, because a kernel lasts microseconds: a run allocates nothing, threads that wait spin
+//! briefly before they park, and a run never waits for a thread that is still waking up: others take its units until it is there.
+//!
+//! Where cores are far apart, what a call costs is how many cache lines go from one to another after one another. Every thread
+//! therefore walks the calls by itself and learns of the others only how far they are: one line of each, read where it was last written.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -11,15 +14,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// What the threads of one run execute: `(worker, units)`, with `worker < threads()`, for disjoint ranges of units.
-type Body<'a> = dyn Fn(usize, Range<usize>) + Sync + 'a;
+/// What the threads of one run execute: `(call, worker, units)`, with `worker < threads()`, for disjoint ranges of the call's units.
+type Body<'a> = dyn Fn(usize, usize, Range<usize>) + Sync + 'a;
 
 /// Spins before a waiting thread parks: tens of microseconds, longer than the gap between two kernels.
 const SPINS: u32 = 20_000;
-/// `Shared::state`: run number above, then whether workers may still enter, then how many are inside.
-const RUN: u64 = 1 << 32;
-const OPEN: u64 = 1 << 31;
-const INSIDE: u64 = OPEN - 1;
+
+/// Bits of a unit's number, and most units of a call, of which several count as one where there are more; above two of them stands a call's number.
+const BITS: u32 = 24;
+const MOST: usize = (1 << BITS) - 1;
+
+/// States of a worker: it waits for a run; it sleeps; it takes part in one; above, it may do so from this call on.
+const AWAKE: u64 = 0;
+const ASLEEP: u64 = 1;
+const INSIDE: u64 = 2;
+const OFFERED: u64 = 3;
 
 thread_local! {
     /// The worker number of this thread while it executes units, so that a nested run stays on this thread.
@@ -34,30 +43,48 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
-/// What lies in cache lines of its own: a thread that takes its units disturbs none that waits for `state`.
+/// What lies in cache lines of its own.
 #[repr(align(128))]
+#[derive(Default)]
 struct Apart<T>(T);
 
-/// Units that are left of a thread's share, the first below, the end above 32 bits. The thread takes them from the front, one after
-/// another in memory; others, when theirs are done, from the back.
-type Left = Apart<AtomicU64>;
+/// How far a thread is.
+#[derive(Default)]
+struct At {
+    /// The call that it is ready for: all before it are done as far as it goes. Calls are numbered from the pool's first on, and the number
+    /// behind a run's last is none's.
+    call: AtomicU64,
+    /// Of a worker [`AWAKE`], [`ASLEEP`], [`INSIDE`], or [`OFFERED`] and a call.
+    state: AtomicU64,
+}
+
+/// The run in progress, which lives until it ends.
+#[derive(Clone, Copy)]
+struct Job {
+    body: *const Body<'static>,
+    units: *const [u32],
+    /// The number of its first call.
+    first: u64,
+}
 
 struct Shared {
-    /// With the run that it announces: a thread that enters has both by one line.
-    state: Apart<(AtomicU64, UnsafeCell<Option<Job>>)>,
-    left: Vec<Left>,
+    /// The caller's thread, then the workers.
+    at: Vec<Apart<At>>,
+    job: Apart<UnsafeCell<Option<Job>>>,
+    /// Units of calls of even and of odd numbers, for no thread is two calls ahead of another, that are left of each thread's share: the first below,
+    /// the end above [`BITS`] bits, then the call's number. Of another call, all are left. The thread takes them from the front, one after another in
+    /// memory; others, when theirs are done, from the back. The caller's thread looks at all shares in each call.
+    left: Vec<[Apart<AtomicU64>; 2]>,
     stop: AtomicBool,
-    asleep: Vec<AtomicBool>,
+    /// A body panicked: no more calls begin.
+    failed: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// The body of the run in progress, which lives until the run ends.
-type Job = *const Body<'static>;
-
-// SAFETY: the job is written only by the caller that holds `turn` while the state is closed with nobody inside, and read
-// only by threads inside; entering (acquire) and leaving (release) `state` order the two. `body` is Sync.
+// SAFETY: the job is written only by the caller that holds `turn` while no worker is inside, and before it offers others to take part
+// (release); it is read only by workers inside (acquire), of which all have left when the run returns. `body` is Sync.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer in `job` is dereferenced only while the run that lent it is in progress.
+// SAFETY: as above; the pointers in `job` are dereferenced only while the run that lent them is in progress.
 unsafe impl Send for Shared {}
 
 impl Pool {
@@ -68,10 +95,11 @@ impl Pool {
     pub fn new(threads: usize) -> io::Result<Pool> {
         let threads = if threads == 0 { thread::available_parallelism()?.get() } else { threads };
         let shared = Arc::new(Shared {
-            state: Apart((AtomicU64::new(0), UnsafeCell::new(None))),
-            left: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
+            at: (0..threads).map(|_| Apart::default()).collect(),
+            job: Apart::default(),
+            left: (0..threads).map(|_| Default::default()).collect(),
             stop: AtomicBool::new(false),
-            asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
+            failed: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
         let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
@@ -91,59 +119,92 @@ impl Pool {
     }
 
     /// Calls `body(worker, units)` until every unit in `0..units` has been covered exactly once, and returns then.
-    /// Which worker gets which units varies from run to run. One unit, more than `u32::MAX`, or a run from within a run, stay on the
-    /// calling thread.
+    /// Which worker gets which units varies from run to run. One unit, or a run from within a run, stay on the calling thread.
+    ///
+    /// # Panics
+    /// As [`run_all`](Self::run_all).
+    pub fn run(&self, units: usize, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
+        match u32::try_from(units) {
+            Ok(0) => {}
+            Ok(n) if n > 1 => self.run_all(&[n], &|_, worker, units| body(worker, units)),
+            _ => self.alone(&|worker| body(worker, 0..units)),
+        }
+    }
+
+    /// Calls `body(call, worker, units)` for each call in turn until every one of its `units` has been covered exactly once. No call begins
+    /// before all units of those before it are done. From within a run, all stay on the calling thread.
     ///
     /// # Panics
     /// With the first panic of `body`, after all threads have left it; units not begun by then are dropped.
-    pub fn run(&self, units: usize, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
-        if units == 0 {
-            return;
-        }
-        if let Some(worker) = WORKER.get() {
-            return body(worker, 0..units);
+    pub fn run_all(&self, units: &[u32], body: &(dyn Fn(usize, usize, Range<usize>) + Sync)) {
+        if self.workers.is_empty() || WORKER.get().is_some() {
+            let each = |worker| units.iter().enumerate().for_each(|(i, n)| body(i, worker, 0..*n as usize));
+            return self.alone(&each);
         }
         let turn = lock(&self.turn);
-        if units == 1 || self.workers.is_empty() || units > u32::MAX as usize {
-            let _here = Here::enter(0);
-            return body(0, 0..units);
+        let shared = &*self.shared;
+        let call = &shared.at[0].0.call;
+        // SAFETY: only the lifetime changes; all threads have left the run when this returns.
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        // The number before is none's.
+        let first = call.load(Ordering::Relaxed) + 1;
+        let job = Job { body, units, first };
+        // SAFETY: `turn` is held, and no worker is inside.
+        unsafe { *shared.job.0.get() = Some(job) };
+        self.offer(first);
+        call.store(first, Ordering::Release);
+        shared.walk(0, job, first, &|call| self.offer(call));
+        for Apart(worker) in &shared.at[1..] {
+            let mut spins = 0;
+            let mut state = worker.state.load(Ordering::Acquire);
+            while state >= INSIDE {
+                let change =
+                    |from| worker.state.compare_exchange(from, AWAKE, Ordering::Acquire, Ordering::Acquire);
+                match if state == INSIDE { Err(state) } else { change(state) } {
+                    Ok(_) => break,
+                    Err(_) => wait(&mut spins),
+                }
+                state = worker.state.load(Ordering::Acquire);
+            }
         }
-        self.open(units, body);
-        self.shared.work(0);
-        self.close();
-        let panic = lock(&self.shared.panic).take();
+        let failed = shared.failed.load(Ordering::Relaxed);
+        let panic = if failed { lock(&shared.panic).take() } else { None };
+        if failed {
+            shared.failed.store(false, Ordering::Relaxed);
+        }
         drop(turn);
         if let Some(payload) = panic {
             resume_unwind(payload);
         }
     }
 
-    fn open(&self, units: usize, body: &Body<'_>) {
-        // SAFETY: only the lifetime changes; `close` ends every use before `run` returns.
-        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let Apart((state, cell)) = &self.shared.state;
-        // SAFETY: the state is closed with nobody inside and `turn` is held, so nobody else touches the cell.
-        unsafe { *cell.get() = Some(body) };
-        let bound = |t: usize| units * t / self.threads();
-        for (t, left) in self.shared.left.iter().enumerate() {
-            left.0.store(both(bound(t)..bound(t + 1)), Ordering::Relaxed);
-        }
-        let run = state.load(Ordering::Relaxed) / RUN;
-        state.store(run.wrapping_add(1).wrapping_mul(RUN) | OPEN, Ordering::SeqCst);
-        for (asleep, (thread, _)) in self.shared.asleep.iter().zip(&self.workers).take(units - 1) {
-            if asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst) {
-                thread.unpark();
+    /// What is not shared.
+    fn alone(&self, all: &dyn Fn(usize)) {
+        match WORKER.get() {
+            Some(worker) => all(worker),
+            None => {
+                let _turn = lock(&self.turn);
+                let _here = Here::enter(0);
+                all(0);
             }
         }
     }
 
-    fn close(&self) {
-        let mut spins = 0;
-        let shared = &self.shared.state.0.0;
-        let mut state = shared.fetch_and(!OPEN, Ordering::AcqRel);
-        while state & INSIDE != 0 {
-            wait(&mut spins);
-            state = shared.load(Ordering::Acquire);
+    /// Workers that are not inside may take part from this call on; who sleeps is woken.
+    fn offer(&self, call: u64) {
+        for (Apart(at), (thread, _)) in self.shared.at[1..].iter().zip(&self.workers) {
+            let mut state = at.state.load(Ordering::Relaxed);
+            while state != INSIDE {
+                match at.state.compare_exchange(state, OFFERED + call, Ordering::AcqRel, Ordering::Relaxed) {
+                    Ok(before) => {
+                        if before == ASLEEP {
+                            thread.unpark();
+                        }
+                        break;
+                    }
+                    Err(now) => state = now,
+                }
+            }
         }
     }
 }
@@ -160,87 +221,141 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// A worker's life: enter each run that is still open, sleep when none comes.
+    /// A worker's life: take part in each run that it is offered, sleep when none comes.
     fn serve(&self, worker: usize) {
-        let mut seen = 0;
+        let Apart(at) = &self.at[worker];
         let mut spins = 0;
-        let shared = &self.state.0.0;
-        while !self.stop.load(Ordering::Acquire) {
-            let state = shared.load(Ordering::SeqCst);
-            if state / RUN == seen || state & OPEN == 0 {
-                if spins < SPINS {
-                    spins += 1;
-                    std::hint::spin_loop();
-                } else {
-                    self.sleep(worker, seen);
+        while !self.stop.load(Ordering::Relaxed) {
+            let state = at.state.load(Ordering::Relaxed);
+            let change =
+                |to| at.state.compare_exchange(state, to, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if let Some(call) = state.checked_sub(OFFERED) {
+                at.call.store(call, Ordering::Release);
+                if change(INSIDE) {
+                    // SAFETY: the job was there before the offer, and stays until this has left.
+                    if let Some(job) = unsafe { *self.job.0.get() } {
+                        self.walk(worker, job, call, &|_| {});
+                    }
+                    at.state.store(AWAKE, Ordering::Release);
                     spins = 0;
                 }
-            } else if shared.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-                seen = state / RUN;
-                self.work(worker);
-                shared.fetch_sub(1, Ordering::Release);
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else if change(ASLEEP) {
+                while at.state.load(Ordering::Relaxed) == ASLEEP && !self.stop.load(Ordering::Relaxed) {
+                    thread::park();
+                }
                 spins = 0;
             }
         }
     }
 
-    fn sleep(&self, worker: usize, seen: u64) {
-        let asleep = &self.asleep[worker - 1];
-        asleep.store(true, Ordering::SeqCst);
-        // Either this load sees the new run, or the caller sees `asleep` and unparks.
-        let state = self.state.0.0.load(Ordering::SeqCst);
-        if (state / RUN == seen || state & OPEN == 0) && !self.stop.load(Ordering::SeqCst) {
-            thread::park();
-        }
-        asleep.store(false, Ordering::SeqCst);
-    }
-
-    /// Takes ranges of units until none is left; the first panic empties the run.
-    fn work(&self, worker: usize) {
-        // SAFETY: this thread is inside the run, hence the cell is set and not written until it has left.
-        let Some(job) = (unsafe { *self.state.0.1.get() }) else { return };
-        let _here = Here::enter(worker);
+    /// A thread's way through the calls of a run, from one on; `ready` is called before it says that it is ready for the next. The first panic ends
+    /// the run for all.
+    fn walk(&self, me: usize, job: Job, from: u64, ready: &dyn Fn(u64)) {
+        let _here = Here::enter(me);
+        // SAFETY: `run_all` does not return, hence body and units live, until all workers inside have left.
+        let (body, units) = unsafe { (&*job.body, &*job.units) };
+        let mine = &self.at[me].0.call;
         let result = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(units) = self.take(worker) {
-                // SAFETY: `run` does not return, hence the body lives, until all threads have left.
-                unsafe { (*job)(worker, units) };
+            for (call, i) in (from..).zip((from - job.first) as usize..units.len()) {
+                if call > from {
+                    ready(call);
+                    mine.store(call, Ordering::Release);
+                }
+                self.wait_for_others(me, call);
+                if self.failed.load(Ordering::Relaxed) {
+                    return;
+                }
+                let units = units[i] as usize;
+                let step = units.div_ceil(MOST).max(1);
+                let shares = Shares { left: &self.left, call, units: units.div_ceil(step) };
+                while let Some(some) = shares.take(me) {
+                    body(i, me, some.start * step..units.min(some.end * step));
+                }
             }
         }));
         if let Err(payload) = result {
-            self.left.iter().for_each(|left| left.0.store(0, Ordering::Relaxed));
             lock(&self.panic).get_or_insert(payload);
+            self.failed.store(true, Ordering::Release);
         }
+        // Nobody waits for a thread that has nothing more to do.
+        mine.store(job.first + units.len() as u64, Ordering::Release);
     }
 
-    /// The first half of what is left of the thread's share, which, where that is nothing, becomes half of another's: long ranges first,
-    /// single units last.
-    fn take(&self, worker: usize) -> Option<Range<usize>> {
-        let threads = self.left.len();
-        let own = &self.left[worker].0;
-        let half = |x: u64| parts(x).len().div_ceil(2);
-        let front = |x: u64| (!parts(x).is_empty()).then(|| both(parts(x).start + half(x)..parts(x).end));
-        if let Ok(x) = own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, front) {
-            return Some(parts(x).start..parts(x).start + half(x));
+    /// Waits until all threads are ready for a call. The caller's thread comes first: when it is, a worker is inside or enters at this call or
+    /// behind it, or not at all.
+    fn wait_for_others(&self, me: usize, call: u64) {
+        for (thread, Apart(at)) in self.at.iter().enumerate().filter(|(thread, _)| *thread != me) {
+            let mut spins = 0;
+            while at.call.load(Ordering::Acquire) < call
+                && (thread == 0 || at.state.load(Ordering::Relaxed) == INSIDE)
+            {
+                wait(&mut spins);
+            }
         }
-        let back = |x: u64| (!parts(x).is_empty()).then(|| both(parts(x).start..parts(x).end - half(x)));
-        (1..threads).find_map(|i| {
-            let left = &self.left[(worker + i) % threads].0;
-            let x = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back).ok()?;
-            let (begin, end) = (parts(x).end - half(x), parts(x).end);
-            let first = begin..begin + (end - begin).div_ceil(2);
-            // Nobody else writes a share that is empty.
-            own.store(both(first.end..end), Ordering::Relaxed);
-            Some(first)
-        })
     }
 }
 
-fn both(range: Range<usize>) -> u64 {
-    range.start as u64 | (range.end as u64) << 32
+/// The units of a call, in a share for each thread.
+struct Shares<'a> {
+    left: &'a [[Apart<AtomicU64>; 2]],
+    call: u64,
+    units: usize,
+}
+
+impl Shares<'_> {
+    /// The next units of a thread: the first half of what is left of its share, which, where that is empty, becomes half of another's: long ranges first,
+    /// single units last.
+    fn take(&self, me: usize) -> Option<Range<usize>> {
+        let half = |units: &Range<usize>| units.len().div_ceil(2);
+        let own = self.change(me, |units| units.start + half(units)..units.end);
+        if !own.is_empty() {
+            return Some(own.start..own.start + half(&own));
+        }
+        let threads = self.left.len();
+        let others = (1..threads).map(|i| (me + i) % threads);
+        let mut found = others.map(|t| self.change(t, |units| units.start..units.end - half(units)));
+        let units = found.find(|units| !units.is_empty())?;
+        let (begin, end) = (units.end - half(&units), units.end);
+        let first = begin..begin + (end - begin).div_ceil(2);
+        // Nobody else writes a share that is empty.
+        self.left[me][self.call as usize % 2].0.store(self.tagged(&(first.end..end)), Ordering::Relaxed);
+        Some(first)
+    }
+
+    /// What is left of a thread's share becomes what this makes of it; what it was.
+    fn change(&self, thread: usize, to: impl Fn(&Range<usize>) -> Range<usize>) -> Range<usize> {
+        let Apart(left) = &self.left[thread][self.call as usize % 2];
+        let mut found = left.load(Ordering::Relaxed);
+        loop {
+            let begun = found >> (2 * BITS) == self.tagged(&(0..0)) >> (2 * BITS);
+            let units = if begun { parts(found) } else { self.whole(thread) };
+            if begun && units.is_empty() {
+                return units;
+            }
+            let rest = self.tagged(&to(&units));
+            match left.compare_exchange_weak(found, rest, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return units,
+                Err(now) => found = now,
+            }
+        }
+    }
+
+    /// A thread's share of all units.
+    fn whole(&self, thread: usize) -> Range<usize> {
+        let bound = |thread: usize| (self.units * thread).div_ceil(self.left.len());
+        bound(thread)..bound(thread + 1)
+    }
+
+    fn tagged(&self, units: &Range<usize>) -> u64 {
+        units.start as u64 | (units.end as u64) << BITS | self.call << (2 * BITS)
+    }
 }
 
 fn parts(left: u64) -> Range<usize> {
-    left as u32 as usize..(left >> 32) as usize
+    left as usize & MOST..(left >> BITS) as usize & MOST
 }
 
 /// Marks this thread as executing units, also while it unwinds.
@@ -273,105 +388,4 @@ fn wait(spins: &mut u32) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Barrier;
-    use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
-
-    fn pool(threads: usize) -> Pool {
-        Pool::new(threads).expect("threads start")
-    }
-
-    #[test]
-    fn covers_every_unit_once() {
-        for threads in [1, 2, 3, 7] {
-            let pool = pool(threads);
-            for units in [0, 1, 2, 3, 31, 1000] {
-                let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(units, &|worker, range| {
-                    assert!(worker < threads);
-                    for unit in range {
-                        counts[unit].fetch_add(1, Ordering::Relaxed);
-                    }
-                });
-                assert!(
-                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
-                    "{threads} threads, {units} units"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn many_short_runs_keep_order() {
-        let pool = pool(3);
-        let sum = AtomicUsize::new(0);
-        for run in 0..20_000 {
-            pool.run(4, &|_, range| {
-                sum.fetch_add(range.len(), Ordering::Relaxed);
-            });
-            assert_eq!(sum.load(Ordering::Relaxed), 4 * (run + 1));
-        }
-    }
-
-    #[test]
-    fn threads_share_a_run_also_after_sleep() {
-        let pool = pool(2);
-        for _ in 0..5 {
-            thread::sleep(Duration::from_millis(5));
-            let both = Barrier::new(2); // passes only when two threads are inside
-            pool.run(2, &|_, range| {
-                for _ in range {
-                    both.wait();
-                }
-            });
-        }
-    }
-
-    #[test]
-    fn workers_have_distinct_numbers() {
-        let pool = pool(4);
-        let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
-        for _ in 0..200 {
-            pool.run(64, &|worker, _| {
-                assert!(!busy[worker].swap(true, Ordering::SeqCst));
-                std::hint::spin_loop();
-                busy[worker].store(false, Ordering::SeqCst);
-            });
-        }
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_survives() {
-        let pool = pool(2);
-        for units in [1, 64] {
-            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(units, &|_, _| panic!("unit failed"))));
-            assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"unit failed"));
-            let done = AtomicUsize::new(0);
-            pool.run(64, &|_, range| {
-                done.fetch_add(range.len(), Ordering::Relaxed);
-            });
-            assert_eq!(done.load(Ordering::Relaxed), 64);
-        }
-    }
-
-    #[test]
-    fn nested_and_concurrent_runs_complete() {
-        let pool = pool(2);
-        let done = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    for _ in 0..100 {
-                        let count = |_: usize, units: Range<usize>| {
-                            done.fetch_add(units.len(), Ordering::Relaxed);
-                        };
-                        pool.run(8, &|_, range| range.for_each(|_| pool.run(5, &count)));
-                    }
-                });
-            }
-        });
-        assert_eq!(done.load(Ordering::Relaxed), 3 * 100 * 8 * 5);
-    }
-}
+mod tests;

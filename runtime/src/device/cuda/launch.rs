@@ -148,7 +148,7 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Recording for Graph {
-    fn replay(&self) -> Result<(), Error> {
+    fn replay(&self, _sizes: &[i64]) -> Result<(), Error> {
         self.driver.enter()?;
         self.driver.launched(&self.ends.0, &self.ends.1, self.launches);
         let graph = lock(&self.graph);

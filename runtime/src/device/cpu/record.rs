@@ -1,0 +1,208 @@
+//! Launches as calls that the threads go through by themselves. In: kernels with their buffers, sizes. Out: for each phase of each kernel a function,
+//! what it is given, and how many units it has; kept from run to run, so that only what changed goes from one core's cache to another's.
+
+use super::{Code, Pool};
+use crate::Error;
+use crate::device::{Block, Launch, Pointer, Recording};
+use astrai_ir::Symbol;
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Sizes that kernels are given at most: symbols, the round, the threads.
+const MOST_SIZES: usize = 32;
+
+/// A function over units.
+type RunFn = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
+
+/// One phase of one round of a launch.
+#[derive(Clone, Copy)]
+struct Call {
+    run: RunFn,
+    buffers: *const *mut u8,
+    sizes: *const i64,
+    workspace: *mut u8,
+}
+
+impl PartialEq for Call {
+    fn eq(&self, other: &Call) -> bool {
+        let rest = |call: &Call| (call.buffers, call.sizes, call.workspace);
+        std::ptr::fn_addr_eq(self.run, other.run) && rest(self) == rest(other)
+    }
+}
+
+// SAFETY: kernels write disjoint parts of the buffers per unit; the addresses themselves are only read.
+unsafe impl Sync for Call {}
+// SAFETY: as above.
+unsafe impl Send for Call {}
+
+/// What a kernel is launched on.
+#[derive(Clone, Copy)]
+struct Bound<'a> {
+    code: &'a Code,
+    buffers: &'a [Pointer],
+    workspace: &'a Block,
+}
+
+/// Calls with their units and sizes.
+#[derive(Default)]
+pub(super) struct Calls {
+    all: Vec<Call>,
+    units: Vec<u32>,
+    /// The sizes that kernels are given in each round.
+    sizes: Vec<[i64; MOST_SIZES]>,
+}
+
+impl Calls {
+    /// The calls of these launches in order, with these sizes.
+    fn set<'a>(
+        &mut self,
+        launches: impl Iterator<Item = Bound<'a>> + Clone,
+        symbols: &[Symbol],
+        sizes: &[i64],
+        threads: usize,
+    ) -> Result<(), Error> {
+        let size = |name: &str| {
+            let at = symbols.iter().position(|s| &*s.name == name)?;
+            sizes.get(at).and_then(|n| u64::try_from(*n).ok())
+        };
+        let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
+        let mut rounds = 0;
+        for Bound { code, workspace, .. } in launches.clone() {
+            let (needs, room) = (value(&code.kernel.workspace)?, workspace.len());
+            if needs > room as u64 || sizes.len() + 2 > MOST_SIZES {
+                let name = &code.kernel.identity;
+                let line = format!("kernel {name} wants {needs} bytes of workspace, planned were {room}");
+                return Err(Error::Input(line));
+            }
+            rounds = value(&code.kernel.rounds)?.max(rounds);
+        }
+        // Behind the symbols the number of the round, and that of the threads.
+        self.sizes.resize(rounds as usize, [0; MOST_SIZES]);
+        for (round, given) in self.sizes.iter_mut().enumerate() {
+            given[..sizes.len()].copy_from_slice(sizes);
+            given[sizes.len()] = round as i64;
+            given[sizes.len() + 1] = threads as i64;
+        }
+        self.units.clear();
+        for Bound { code, buffers, workspace } in launches {
+            // A pointer of this device is an address of this process, of 64 bits.
+            const { assert!(size_of::<Pointer>() == size_of::<*mut u8>()) };
+            let (buffers, workspace) = (buffers.as_ptr().cast(), workspace.at().0 as usize as *mut u8);
+            for sizes in self.sizes.iter().take(value(&code.kernel.rounds)? as usize) {
+                for phase in &code.loaded.phases {
+                    let units = match (&phase.units, phase.count) {
+                        (Some(units), _) => value(units)?,
+                        // SAFETY: the emitted function reads the sizes, of which all are there.
+                        (None, Some(count)) => unsafe { count(sizes.as_ptr()) }.max(0) as u64,
+                        (None, None) => 0,
+                    };
+                    let many = |_| Error::Input(format!("kernel {}: {units} units", code.kernel.identity));
+                    let call = Call { run: phase.run, buffers, sizes: sizes.as_ptr(), workspace };
+                    match self.all.get_mut(self.units.len()) {
+                        // What does not change stays in the others' caches.
+                        Some(old) if *old == call => {}
+                        Some(old) => *old = call,
+                        None => self.all.push(call),
+                    }
+                    self.units.push(u32::try_from(units).map_err(many)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&self, pool: &Pool) {
+        let all = &self.all;
+        pool.run_all(&self.units, &|call, _, range| {
+            let Call { run, buffers, sizes, workspace } = all[call];
+            // SAFETY: buffers are as large as the region's types at these sizes (checked bounds of the plan); units
+            // are independent, so that ranges on different threads touch disjoint results.
+            unsafe { run(buffers, sizes, workspace, range.start as i64, range.end as i64) }
+        });
+    }
+
+    /// Launches one kernel.
+    pub(super) fn launch(code: &Code, launch: &Launch, pool: &Pool) -> Result<(), Error> {
+        let mut calls = Calls::default();
+        let one = Bound { code, buffers: launch.buffers, workspace: launch.workspace };
+        calls.set(std::iter::once(one), launch.symbols, launch.sizes, pool.threads())?;
+        calls.run(pool);
+        Ok(())
+    }
+}
+
+/// A launch that was recorded.
+struct Recorded {
+    code: Arc<Code>,
+    buffers: Box<[Pointer]>,
+    workspace: Block,
+}
+
+impl Recorded {
+    fn bound(&self) -> Bound<'_> {
+        Bound { code: &self.code, buffers: &self.buffers, workspace: &self.workspace }
+    }
+}
+
+/// Launches that this thread records instead of running them.
+#[derive(Default)]
+pub(super) struct Recorder {
+    launches: Vec<Recorded>,
+    symbols: Vec<Symbol>,
+}
+
+thread_local! {
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+impl Recorder {
+    /// Adds a launch to what this thread records, if it does.
+    pub(super) fn add(code: &Arc<Code>, launch: &Launch) -> bool {
+        RECORDER.with_borrow_mut(|recorder| {
+            let Some(recorder) = recorder else { return false };
+            recorder.symbols.clear();
+            recorder.symbols.extend_from_slice(launch.symbols);
+            let (buffers, workspace) = (launch.buffers.into(), launch.workspace.clone());
+            recorder.launches.push(Recorded { code: code.clone(), buffers, workspace });
+            true
+        })
+    }
+
+    /// What `launches` launches.
+    pub(super) fn record(
+        launches: &mut dyn FnMut() -> Result<(), Error>,
+        pool: &Arc<Pool>,
+    ) -> Result<Box<dyn Recording>, Error> {
+        RECORDER.set(Some(Recorder::default()));
+        let done = launches();
+        let of = RECORDER.take().unwrap_or_default();
+        done?;
+        Ok(Box::new(Kept { of, pool: pool.clone(), calls: Mutex::default() }))
+    }
+}
+
+/// Launches and their calls with the sizes of the newest run.
+struct Kept {
+    of: Recorder,
+    pool: Arc<Pool>,
+    calls: Mutex<(Option<Vec<i64>>, Calls)>,
+}
+
+impl Recording for Kept {
+    fn replay(&self, sizes: &[i64]) -> Result<(), Error> {
+        let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let (with, calls) = &mut *kept;
+        if with.as_deref() != Some(sizes) {
+            *with = None;
+            let launches = self.of.launches.iter().map(Recorded::bound);
+            calls.set(launches, &self.of.symbols, sizes, self.pool.threads())?;
+            *with = Some(sizes.to_vec());
+        }
+        calls.run(&self.pool);
+        Ok(())
+    }
+
+    fn seconds(&self) -> Result<Vec<f64>, Error> {
+        Ok(vec![])
+    }
+}
