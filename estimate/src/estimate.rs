@@ -162,8 +162,8 @@ fn of_stages(
     let ranks: Result<Vec<Rank>, Refused> =
         stages.iter().enumerate().map(|(i, s)| rank(i, s, schedule, hardware, mesh)).collect();
     let ranks = ranks?;
-    let shared =
-        gathering(schedule, hardware, mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
+    let weights = stages.iter().map(|s| s.weights).max_by_key(|w| w[0] + w[1]).unwrap_or_default();
+    let shared = gathering(schedule, hardware, mesh, weights)?;
     let summary = summary(config, schedule, hardware, &ranks, shared);
     let (schedule, hardware) = (schedule.clone(), hardware.clone());
     Ok(Estimate { schedule, hardware, parameters: config.parameter_count(), ranks, summary })
@@ -201,11 +201,11 @@ fn rank(
         let (mut works, order) = in_order(planned);
         let (first, live) = (rows.len(), live(&planned.plan));
         // Of states that ranks share each updates its own.
-        let shares = if *program == "update" { schedule.updates() } else { 1.0 };
+        let part = if *program == "update" { schedule.updates(stage.weights) } else { 1.0 };
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
         for work in &mut works {
-            if shares > 1.0 {
-                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 / shares) as usize));
+            if part < 1.0 {
+                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
             if work.form == "attention" && schedule.lengths.is_some() {
@@ -282,16 +282,19 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
 ///
 /// # Errors
 /// The hardware has no links.
-pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, share: u64) -> Result<f64, Refused> {
-    let ranks = (s.ranks.dp * s.ranks.ep) as u64;
-    if s.zero < 3 || ranks == 1 {
-        return Ok(0.0);
+pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, weights: [u64; 2]) -> Result<f64, Refused> {
+    let mut seconds = 0.0;
+    for ((bytes, ranks), axes) in weights.into_iter().zip(s.holders()).zip([&["dp", "ep"][..], &["dp"]]) {
+        if s.zero < 3 || ranks == 1 || bytes == 0 {
+            continue;
+        }
+        let bytes = Dim::from(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let over = mesh.axes.iter().filter(|a| axes.contains(&a.name.as_str())).cloned().collect();
+        let m = Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over };
+        let sent = message(&m, hardware, mesh, &|_| None)?;
+        seconds += 2.0 * (sent.latency + sent.bandwidth);
     }
-    let bytes = Dim::from(usize::try_from(share.saturating_mul(ranks)).unwrap_or(usize::MAX));
-    let over = mesh.axes.iter().filter(|a| ["dp", "ep"].contains(&a.name.as_str())).cloned().collect();
-    let m = Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over };
-    let sent = message(&m, hardware, mesh, &|_| None)?;
-    Ok(2.0 * (sent.latency + sent.bandwidth))
+    Ok(seconds)
 }
 
 fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank], shared: f64) -> Summary {

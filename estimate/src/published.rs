@@ -277,8 +277,7 @@ fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refu
             works.push((settled(w, &bound)?, launches));
         }
     }
-    let beside =
-        crate::estimate::gathering(&schedule, hardware, &mesh, planned[0].memory.weights)? * e.micro as f64;
+    let beside = crate::estimate::gathering(&schedule, hardware, &mesh, planned[0].weights)? * e.micro as f64;
     let rows = if purpose == Purpose::Decode { e.batch } else { e.batch * e.seq };
     Ok((works, mesh, beside, rows as f64 / schedule.devices() as f64))
 }

@@ -9,11 +9,12 @@ use astrai_engine::model::{check_sizes, served_fidelity, stored};
 use astrai_engine::serving::TOKENS;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
-use astrai_ir::{Backend, DType, Graph, Mesh};
+use astrai_ir::{Backend, DType, Graph, Mesh, Node, Placement};
 use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
+use std::collections::BTreeSet;
 
 /// What is estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +80,20 @@ impl Schedule {
         keys as f64 / (self.batch * most) as f64
     }
 
-    /// Ranks that share the optimiser's states, of which each updates its part.
-    pub fn updates(&self) -> f64 {
-        if self.zero > 0 { (self.ranks.dp * self.ranks.ep) as f64 } else { 1.0 }
+    /// Ranks that hold the same dense weights, and the same experts, which ranks of `ep` have divided already.
+    pub fn holders(&self) -> [u64; 2] {
+        [self.ranks.dp * self.ranks.ep, self.ranks.dp].map(|n| n as u64)
+    }
+
+    /// Of so many bytes, dense ones and of experts, what a rank holds where ZeRO shares them from a stage on.
+    pub fn shared(&self, from: u8, bytes: [u64; 2]) -> u64 {
+        let ranks = if self.zero >= from { self.holders() } else { [1; 2] };
+        bytes[0].div_ceil(ranks[0]) + bytes[1].div_ceil(ranks[1])
+    }
+
+    /// Part of the weights' states that a rank updates.
+    pub fn updates(&self, weights: [u64; 2]) -> f64 {
+        self.shared(1, weights) as f64 / weights.iter().sum::<u64>().max(1) as f64
     }
 
     /// Number of ranks.
@@ -166,6 +178,8 @@ pub struct Stage {
     pub programs: Vec<(&'static str, Compiled)>,
     /// What the rank holds.
     pub memory: Memory,
+    /// Bytes of its weights before ranks share them: dense ones, and of experts.
+    pub weights: [u64; 2],
 }
 
 /// The programs of every stage.
@@ -220,7 +234,7 @@ pub fn stage(
         kv_per_token: cost.kv_bytes_per_token,
         ..Memory::default()
     };
-    Ok(Stage { programs: vec![("forward", planned)], memory })
+    Ok(Stage { programs: vec![("forward", planned)], memory, weights: [memory.weights, 0] })
 }
 
 /// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.
@@ -278,27 +292,39 @@ fn train(
     };
     let plan =
         Plan::on_ranks(config, &recipe, backend, Dump::None, (mesh, stage)).map_err(|e| e.to_string())?;
-    let [weights, states, _] = plan.memory().map_err(|e| e.to_string())?;
-    let bytes =
-        |(_, d, shape): &(String, DType, Vec<usize>)| (shape.iter().product::<usize>() * d.bytes()) as u64;
-    let all = plan.states();
-    let gradients = all.iter().filter(|(name, ..)| name.starts_with(GRAD)).map(bytes).sum::<u64>();
-    let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
-    let shared = (s.ranks.dp * s.ranks.ep) as u64;
+    let apart = experts(&plan.grad.graph);
+    let is_expert = |name: &str| apart.iter().any(|w| name.ends_with(w));
     // The plans hold all states on every rank; sharing them is by the formula of the paper.
-    let of = |bytes: u64, from: u8| if s.zero >= from { bytes.div_ceil(shared) } else { bytes };
+    let mut sums = [[0; 2]; 3];
+    let weights = plan.weights.iter().map(|w| (0, &w.name, w.ty.bytes().size().unwrap_or(0)));
+    let states = plan.states();
+    let states = states.iter().map(|(name, d, shape)| {
+        (if name.starts_with(GRAD) { 1 } else { 2 }, name, shape.iter().product::<usize>() * d.bytes())
+    });
+    for (kind, name, bytes) in weights.chain(states) {
+        sums[kind][usize::from(is_expert(name))] += bytes as u64;
+    }
+    let [weights, gradients, optimizer] = sums;
+    let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
     // Of the pieces in flight a stage keeps what it saved of each.
     let flight = (s.ranks.pp - stage).min(s.micro as usize).max(1) as u64;
     let kept: u64 = saved(&plan.grad.plan, config.layers.len()).iter().sum();
     let memory = Memory {
-        weights: of(weights, 3),
+        weights: s.shared(3, weights),
         kv: 0,
         activations: arena(&plan.grad)?.saturating_add(kept * (flight - 1)).max(arena(&plan.update)?),
-        gradients: of(gradients, 2),
-        optimizer: of(states - gradients, 1),
+        gradients: s.shared(2, gradients),
+        optimizer: s.shared(1, optimizer),
         ..Memory::default()
     };
-    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory })
+    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory, weights })
+}
+
+/// Names of the weights of which each rank of experts has its own.
+pub fn experts(graph: &Graph) -> BTreeSet<String> {
+    let own = |n: &&Node| n.sharding.iter().any(|(axis, p)| axis == "ep" && matches!(p, Placement::Shard(_)));
+    let weights = graph.nodes().iter().filter(|n| matches!(n.op, Op::Weight(_)));
+    weights.filter(own).filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
 }
 
 /// Bytes of what calls of each layer leave for the backward pass.

@@ -304,7 +304,7 @@ impl Search {
         }
         let mesh = layers.mesh(s)?;
         let (mut pieces, update) = layers.seconds(s, batch, hardware, &mesh)?;
-        let shared = gathering(s, hardware, &mesh, memory.weights)?;
+        let shared = gathering(s, hardware, &mesh, layers.heaviest(s))?;
         pieces.iter_mut().for_each(|p| *p += shared);
         let [step, period, _] = step(s, &pieces, update);
         if let Some(most) = self.most_seconds.filter(|most| step > *most) {

@@ -119,6 +119,24 @@ fn sums_over_ranks_are_the_whole_and_what_is_replicated() {
     }
 }
 
+/// What ranks share by ZeRO is there once: dense weights over all ranks, experts over the ranks that have the same ones.
+#[test]
+fn shared_states_of_all_ranks_are_those_of_one() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes/qwen3-moe-tiny.json");
+    let config = ModelConfig::read(&file).unwrap().config;
+    let (machine, _) = h100();
+    let alone = Schedule { zero: 3, ..Schedule::of_one(Purpose::Train, 4, 16, DType::BF16) };
+    let memory = |s: &Schedule| stages(&config, s, machine.backend()).unwrap()[0].memory;
+    let parts = |m: Memory| [m.weights, m.gradients, m.optimizer];
+    let whole = parts(memory(&alone));
+    for (dp, ep) in [(1, 4), (2, 2), (4, 1)] {
+        let s = Schedule { ranks: Ranks { dp, ep, ..alone.ranks }, ..alone.clone() };
+        for (sum, whole) in parts(memory(&s)).map(|n| 4 * n).into_iter().zip(whole) {
+            assert!((whole..whole + 16).contains(&sum), "dp={dp} ep={ep}: {sum} of {whole} bytes");
+        }
+    }
+}
+
 #[test]
 fn the_roofline_is_never_beaten_and_ranks_take_less() {
     let Some(config) = config("qwen3-8b") else { return };

@@ -37,7 +37,7 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
             let mesh = s.mesh(&config).unwrap();
             let (mut pieces, update) = layers.seconds(s, batch, &h100, &mesh).unwrap();
             let memory = layers.memory(s, batch);
-            let shared = gathering(s, &h100, &mesh, memory.weights).unwrap();
+            let shared = gathering(s, &h100, &mesh, layers.heaviest(s)).unwrap();
             pieces.iter_mut().for_each(|p| *p += shared);
             let coarse = super::step(s, &pieces, update)[0];
             let of = coarse / e.summary.step;
