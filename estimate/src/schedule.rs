@@ -206,35 +206,46 @@ pub fn stage(
     if s.purpose == Purpose::Train {
         return train(config, s, backend, (mesh, stage), batch);
     }
-    let program = match s.purpose {
-        Purpose::Decode => {
-            let table = (s.seq as usize).div_ceil(Cache::PAGE);
-            let pages = table.saturating_mul(batch as usize);
-            let windows = windows(config, table, batch as usize);
-            let cache = Cache { page: Cache::PAGE, pages, table, windows };
-            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) }
-        }
-        _ => {
-            let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
-            Program { logits, ..Program::full(batch, s.seq) }
-        }
+    let decode = || {
+        let table = (s.seq as usize).div_ceil(Cache::PAGE);
+        let pages = table.saturating_mul(batch as usize);
+        let windows = windows(config, table, batch as usize);
+        let cache = Cache { page: Cache::PAGE, pages, table, windows };
+        let program =
+            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) };
+        // With latents in pages exact steps would make every key again; engines do not.
+        forward(config, s.storage, backend, (mesh, stage), &program, served_fidelity(config))
     };
-    // With latents in pages exact steps would make every key again; engines do not.
-    let fidelity = if s.purpose == Purpose::Decode { served_fidelity(config) } else { Default::default() };
-    let planned = forward(config, s.storage, backend, (mesh, stage), &program, fidelity)?;
+    let planned = if s.purpose == Purpose::Decode {
+        decode()?
+    } else {
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let program = Program { logits, ..Program::full(batch, s.seq) };
+        forward(config, s.storage, backend, (mesh, stage), &program, Fidelity::default())?
+    };
     let cost = planned.cost().map_err(|e| e.to_string())?;
-    let windowed = states(&planned.graph, &|name| name.starts_with(Cache::WINDOWED));
-    let whole = states(&planned.graph, &|_| true) - windowed;
-    let paged = windowed + (whole as f64 * s.part(None)).ceil() as u64;
-    let tokens = if paged > 0 { 0 } else { batch * s.seq };
+    // What is left of a prompt is what the pages of decode hold of it: latents themselves, of a window no more than is seen.
+    let (kv, kv_per_token) = match s.purpose {
+        Purpose::Decode => kept(&planned, s)?,
+        _ if config.encoder.is_some() => (0, 0),
+        _ => kept(&decode()?, s)?,
+    };
     let memory = Memory {
         weights: cost.weight_bytes,
-        kv: (paged + cost.kv_bytes_per_token * tokens).saturating_mul(s.micro),
+        kv: kv.saturating_mul(s.micro),
         activations: cost.arena_bytes,
-        kv_per_token: cost.kv_bytes_per_token,
+        kv_per_token,
         ..Memory::default()
     };
     Ok(Stage { programs: vec![("forward", planned)], memory, weights: [memory.weights, 0] })
+}
+
+/// Bytes of keys and values in the pages of a step of decode, and of a token.
+fn kept(decode: &Compiled, s: &Schedule) -> Result<(u64, u64), Refused> {
+    let windowed = states(&decode.graph, &|name| name.starts_with(Cache::WINDOWED));
+    let whole = states(&decode.graph, &|_| true) - windowed;
+    let cost = decode.cost().map_err(|e| e.to_string())?;
+    Ok((windowed + (whole as f64 * s.part(None)).ceil() as u64, cost.kv_bytes_per_token))
 }
 
 /// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.

@@ -1,6 +1,7 @@
 //! Published shapes: parameters, weights, keys and values; ranks' sums beside the whole.
 
 use super::*;
+use crate::schedule::stage;
 use astrai_builders::Ranks;
 use astrai_engine::Machine;
 use astrai_ir::DType;
@@ -61,6 +62,11 @@ fn parameters_weights_and_kv_are_the_published_ones() {
         let held = windows.iter().max().map_or(0, |w| ((w + 512) / 16 + 2) * 16).min(2048);
         let whole = layers - windows.len() as u64;
         assert_eq!(m.kv, 4 * kv * (2048 * whole + held * windows.len() as u64), "{name}");
+        // A prompt leaves in pages what decode finds there, latents not as the keys that are made of them.
+        let mesh = schedule.mesh(&config).unwrap();
+        let prompts = Schedule { purpose: Purpose::Prefill, ..schedule };
+        let left = stage(&config, &prompts, machine.backend(), (&mesh, 0), 2).unwrap().memory;
+        assert_eq!((left.kv, left.kv_per_token), (m.kv, m.kv_per_token), "{name}");
         // A GPU's kernels read weights as they lie, a tied embedding once; router corrections are no parameters.
         let of = m.weights as f64 / (2 * parameters) as f64;
         assert!((1.0..1.001).contains(&of), "{name}: {} bytes, {of}", m.weights);
