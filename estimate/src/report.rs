@@ -67,7 +67,7 @@ pub fn message(row: &Row) -> String {
 
 /// The cells of a row, in the order of [`COLUMNS`]; times are microseconds of all launches together.
 pub fn cells(row: &Row) -> Vec<Value> {
-    let (w, t, n) = (&row.work, &row.time, row.work.launches as f64);
+    let (w, t, n) = (&row.work, &row.time, row.launches as f64);
     let [m, columns, k, batch] = row.sizes;
     let [left, right, out] = w.types.map(|d| d.name());
     vec![
@@ -81,7 +81,7 @@ pub fn cells(row: &Row) -> Vec<Value> {
         json!(columns),
         json!(k),
         json!(batch),
-        json!(w.launches),
+        json!(row.launches),
         json!(left),
         json!(right),
         json!(out),

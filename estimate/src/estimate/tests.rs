@@ -1,6 +1,7 @@
 //! Published shapes: parameters, weights, keys and values; ranks' sums beside the whole.
 
 use super::*;
+use crate::hardware::Kernels;
 use crate::schedule::stage;
 use astrai_builders::Ranks;
 use astrai_engine::Machine;
@@ -140,6 +141,33 @@ fn shared_states_of_all_ranks_are_those_of_one() {
         for (sum, whole) in parts(memory(&s)).map(|n| 4 * n).into_iter().zip(whole) {
             assert!((whole..whole + 16).contains(&sum), "dp={dp} ep={ep}: {sum} of {whole} bytes");
         }
+    }
+}
+
+/// Rows of a stage are all that it does in a step: every piece, the update once, what ZeRO 3 gathers.
+#[test]
+fn rows_of_a_stage_are_its_time_at_work() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes/qwen3-0.6b.json");
+    let config = ModelConfig::read(&file).unwrap().config;
+    let (machine, h100) = h100();
+    let hardware = Hardware { kernels: Kernels { step: 1e-4, ..h100.kernels.clone() }, ..h100 };
+    let one = Schedule::of_one(Purpose::Train, 16, 64, DType::BF16);
+    for (pp, dp, micro, zero) in [(1, 1, 8, 0), (1, 4, 1, 3), (2, 2, 4, 3)] {
+        let s = Schedule { ranks: Ranks { pp, dp, ..one.ranks }, micro, zero, ..one.clone() };
+        let e = estimate(&config, &s, &hardware, machine.backend()).unwrap();
+        let mut slowest = 0.0f64;
+        for r in &e.ranks {
+            let work = r.piece() * micro as f64 + r.update();
+            let sum: f64 = r.rows.iter().map(|row| row.seconds).sum();
+            assert!((sum / work - 1.0).abs() < 1e-9, "pp={pp} dp={dp}: {sum} of {work} s");
+            let gathered = r.rows.iter().filter(|row| row.work.origin == "weights").map(|row| row.launches);
+            assert_eq!(gathered.sum::<u64>(), if zero == 3 { 2 * micro } else { 0 });
+            let launched: f64 = r.launches.iter().map(|l| r.rows[l.row].time.total()).sum();
+            assert!((launched / (r.piece() + r.update()) - 1.0).abs() < 1e-9, "{launched}");
+            slowest = slowest.max(work);
+        }
+        let busy = e.summary.step * (1.0 - e.summary.bubble);
+        assert!((slowest..1.2 * slowest).contains(&(busy + 1e-9)), "{busy} of {slowest}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::even;
+use crate::estimate::{even, gathers};
 use crate::hardware::Hardware;
 use crate::model::{message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
@@ -112,12 +112,6 @@ impl Layers {
         layers.fold([first + last, 0], |[a, b], [dense, experts]| [a + dense, b + experts])
     }
 
-    /// Those of the stage that has the most.
-    pub fn heaviest(&self, s: &Schedule) -> [u64; 2] {
-        let all = (0..s.ranks.pp).map(|at| self.weights(at, s.ranks.pp));
-        all.max_by_key(|w| w[0] + w[1]).unwrap_or_default()
-    }
-
     /// Memory of the fullest rank, with so many sequences a piece.
     pub fn memory(&self, s: &Schedule, batch: u64) -> Memory {
         let stages = s.ranks.pp;
@@ -184,6 +178,12 @@ impl Layers {
                 *piece += of(at);
                 *piece += if at == 0 { around[0] } else { 0.0 };
                 *piece += if at + 1 == stages { around[1] } else { 0.0 };
+            }
+        }
+        for (at, piece) in pieces.iter_mut().enumerate() {
+            for m in gathers(s, mesh, self.weights(at, stages)) {
+                let sent = message(&m, hardware, mesh, &|_| None)?;
+                *piece += 2.0 * (sent.latency + sent.bandwidth);
             }
         }
         if stages > 1 {
