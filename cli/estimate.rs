@@ -406,7 +406,7 @@ impl Estimate {
             write(path, report::to_csv(&found).as_bytes())?;
         }
         if let Some(path) = &self.timeline {
-            write(path, report::timeline(&found).to_string().as_bytes())?;
+            write(path, report::timeline(&found)?.to_string().as_bytes())?;
         }
         if let Some(path) = &self.xlsx {
             write(path, &report::sheets_of(&found)?)?;

@@ -52,6 +52,8 @@ pub struct Launch {
     pub row: usize,
     /// Bytes of values between kernels that are kept meanwhile.
     pub live: u64,
+    /// 0 forward, 1 backward, 2 the update.
+    pub phase: usize,
 }
 
 impl Rank {
@@ -60,7 +62,8 @@ impl Rank {
         self.seconds.iter().filter(|(name, _)| *name != "update").map(|(_, s)| s).sum()
     }
 
-    fn update(&self) -> f64 {
+    /// Seconds of the update.
+    pub fn update(&self) -> f64 {
         self.seconds.iter().filter(|(name, _)| *name == "update").map(|(_, s)| s).sum()
     }
 }
@@ -238,7 +241,8 @@ fn rank(
             let seconds = time.total() * launches as f64;
             rows.push(Row { stage: number, program, work, sizes, time, launches, seconds, share: 0.0 });
         }
-        let launch = |(row, live): (usize, u64)| Launch { row: first + row, live };
+        let phase = if *program == "update" { 2 } else { 0 };
+        let launch = |(row, live): (usize, u64)| Launch { row: first + row, live, phase };
         // What is beside the kernels comes before them; of weights gathered twice the second time where the backward pass begins.
         let backward = order.iter().position(|row| rows[first + row].work.layer.ends_with(".grad"));
         let beside = || (kernels..rows.len() - first).map(|row| (row, 0)).map(launch);
@@ -246,6 +250,7 @@ fn rank(
         let mut own: Vec<Launch> = order.into_iter().zip(live).map(launch).collect();
         let middle = backward.unwrap_or(own.len());
         own.splice(middle..middle, again);
+        own[middle..].iter_mut().for_each(|l| l.phase = l.phase.max(usize::from(backward.is_some())));
         launches.extend(beside().chain(own));
         seconds.push((*program, sum));
     }

@@ -2,9 +2,11 @@
 
 mod page;
 mod sheets;
+mod timeline;
 
-pub use page::{page, timeline};
+pub use page::page;
 pub use sheets::{Sheet, workbook};
+pub use timeline::timeline;
 
 use crate::Refused;
 use crate::check::{Checked, Operator};

@@ -96,6 +96,13 @@ impl Schedule {
         self.shared(1, weights) as f64 / weights.iter().sum::<u64>().max(1) as f64
     }
 
+    /// Groups of layers that a stage has computed forward before the first backward (1F1B; arXiv 2104.04473).
+    pub fn ahead(&self, stage: usize) -> usize {
+        let (p, v) = (self.ranks.pp, self.interleave as usize);
+        let ahead = if v > 1 { 2 * (p - stage - 1) + (v - 1) * p } else { p - stage - 1 };
+        ahead.min(self.micro as usize * v)
+    }
+
     /// Number of ranks.
     pub fn devices(&self) -> usize {
         self.ranks.pp * self.ranks.dp * self.ranks.ep * self.ranks.tp

@@ -98,6 +98,11 @@ impl Work {
         }
     }
 
+    /// Whether it is what one stage of a pipeline sends to the next.
+    pub fn is_sent(&self) -> bool {
+        self.messages.iter().any(|m| m.operator == "send")
+    }
+
     /// Whose numbers it has, of [`crate::hardware::ARCHETYPES`].
     ///
     /// # Errors

@@ -166,6 +166,14 @@ fn rows_of_a_stage_are_its_time_at_work() {
             assert!((launched / (r.piece() + r.update()) - 1.0).abs() < 1e-9, "{launched}");
             slowest = slowest.max(work);
         }
+        let timeline = crate::report::timeline(&e).unwrap();
+        let ends = timeline["traceEvents"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|event| Some((event["ts"].as_f64()? + event["dur"].as_f64()?) / 1e6));
+        let end = ends.fold(0.0, f64::max);
+        assert!((0.99..1.0 + 1e-9).contains(&(end / e.summary.step)), "pp={pp}: {end} of {}", e.summary.step);
         let busy = e.summary.step * (1.0 - e.summary.bubble);
         assert!((slowest..1.2 * slowest).contains(&(busy + 1e-9)), "{busy} of {slowest}");
     }
