@@ -217,6 +217,8 @@ fn rank(
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
         }
+        // A piece comes by once for each group of layers.
+        works.iter_mut().filter(|w| w.is_sent()).for_each(|w| w.launches *= schedule.interleave);
         let among = touched(&works, &sizes)?;
         if hardware.kernels.step > 0.0 {
             works.push(Work::beside("the run of its program", vec![]));

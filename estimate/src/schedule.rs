@@ -141,12 +141,17 @@ impl Schedule {
                 "--interleave {n}: only training over several stages (--pp) interleaves; leave it out"
             ));
         }
-        if self.interleave > 1 && self.ranks.pp * self.interleave as usize > config.layers.len() {
-            let groups = self.ranks.pp * self.interleave as usize;
-            return Err(format!(
-                "--interleave: num_hidden_layers {} are fewer than {groups} groups",
-                config.layers.len()
-            ));
+        if self.interleave > 1 {
+            // As its paper has them (arXiv 2104.04473): as many layers in every group, and pieces as many at a time as there are stages.
+            let (n, layers, stages) = (self.interleave, config.layers.len(), self.ranks.pp as u64);
+            if !(layers as u64).is_multiple_of(n * stages) {
+                let of = format!("num_hidden_layers {layers} do not divide by {n} groups of {stages} stages");
+                return Err(format!("--interleave {n}: {of}"));
+            }
+            if !self.micro.is_multiple_of(stages) {
+                let of = format!("--micro-batches {} is no multiple of the {stages} stages", self.micro);
+                return Err(format!("--interleave {n}: {of}"));
+            }
         }
         self.ranks.mesh(config)
     }
@@ -324,13 +329,15 @@ fn train(
     }
     let [weights, gradients, optimizer] = sums;
     let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
-    // Of the pieces in flight a stage keeps what it saved of each.
-    let flight = (s.ranks.pp - stage).min(s.micro as usize).max(1) as u64;
+    // Of the pieces in flight a stage keeps what it saved of each, interleaved of each group of layers.
+    let flight = (s.ahead(stage) as u64 + 1).min(s.micro * s.interleave);
     let kept: u64 = saved(&plan.grad.plan, config.layers.len()).iter().sum();
     let memory = Memory {
         weights: s.shared(3, weights),
         kv: 0,
-        activations: arena(&plan.grad)?.saturating_add(kept * (flight - 1)).max(arena(&plan.update)?),
+        activations: arena(&plan.grad)?
+            .saturating_add((kept * flight / s.interleave).saturating_sub(kept))
+            .max(arena(&plan.update)?),
         gradients: s.shared(2, gradients),
         optimizer: s.shared(1, optimizer),
         ..Memory::default()

@@ -267,6 +267,14 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--micro-batches", "3"], "--micro-batches 3"),
         (vec!["--zero", "1"], "--zero 1"),
         (vec!["--for", "prefill", "--interleave", "4"], "--interleave 4"),
+        (
+            vec!["--for", "train", "--pp", "2", "--batch", "2", "--interleave", "3"],
+            "--interleave 3: num_hidden_layers 28",
+        ),
+        (
+            vec!["--for", "train", "--pp", "4", "--batch", "6", "--micro-batches", "6", "--interleave", "7"],
+            "--micro-batches 6 is no",
+        ),
         (vec!["--for", "decode", "--recompute", "full"], "--recompute"),
         (vec!["--context-dist", "uniform:1..9"], "give --for decode"),
         (vec!["--for", "decode", "--context-dist", "uniform:9..1"], "--context-dist uniform:9..1: write"),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::hardware::Kernels;
-use crate::schedule::stage;
+use crate::schedule::{saved, stage};
 use astrai_builders::Ranks;
 use astrai_engine::Machine;
 use astrai_ir::DType;
@@ -152,8 +152,11 @@ fn rows_of_a_stage_are_its_time_at_work() {
     let (machine, h100) = h100();
     let hardware = Hardware { kernels: Kernels { step: 1e-4, ..h100.kernels.clone() }, ..h100 };
     let one = Schedule::of_one(Purpose::Train, 16, 64, DType::BF16);
-    for (pp, dp, micro, zero) in [(1, 1, 8, 0), (1, 4, 1, 3), (2, 2, 4, 3)] {
-        let s = Schedule { ranks: Ranks { pp, dp, ..one.ranks }, micro, zero, ..one.clone() };
+    let sent = |r: &Rank| r.rows.iter().filter(|r| r.work.is_sent()).map(|r| r.launches).sum::<u64>();
+    for (pp, dp, micro, zero, interleave) in
+        [(1, 1, 8, 0, 1), (1, 4, 1, 3, 1), (2, 2, 4, 3, 1), (2, 1, 8, 0, 7)]
+    {
+        let s = Schedule { ranks: Ranks { pp, dp, ..one.ranks }, micro, zero, interleave, ..one.clone() };
         let e = estimate(&config, &s, &hardware, machine.backend()).unwrap();
         let mut slowest = 0.0f64;
         for r in &e.ranks {
@@ -163,7 +166,8 @@ fn rows_of_a_stage_are_its_time_at_work() {
             let gathered = r.rows.iter().filter(|row| row.work.origin == "weights").map(|row| row.launches);
             assert_eq!(gathered.sum::<u64>(), if zero == 3 { 2 * micro } else { 0 });
             let launched: f64 = r.launches.iter().map(|l| r.rows[l.row].time.total()).sum();
-            assert!((launched / (r.piece() + r.update()) - 1.0).abs() < 1e-9, "{launched}");
+            let plain = r.piece() + r.update();
+            assert!(interleave > 1 || (launched / plain - 1.0).abs() < 1e-9, "{launched} of {plain} s");
             slowest = slowest.max(work);
         }
         let timeline = crate::report::timeline(&e).unwrap();
@@ -174,6 +178,17 @@ fn rows_of_a_stage_are_its_time_at_work() {
             .filter_map(|event| Some((event["ts"].as_f64()? + event["dur"].as_f64()?) / 1e6));
         let end = ends.fold(0.0, f64::max);
         assert!((0.99..1.0 + 1e-9).contains(&(end / e.summary.step)), "pp={pp}: {end} of {}", e.summary.step);
+        if interleave > 1 {
+            // Of the first stage's activations there are (1 + (p - 1) / (p v)) times as many: in the place of two pieces two and a seventh.
+            let plain = Schedule { interleave: 1, ..s.clone() };
+            let plain = estimate(&config, &plain, &hardware, machine.backend()).unwrap();
+            let kept: u64 = saved(&stages(&config, &s, machine.backend()).unwrap()[0].programs[0].1.plan, 28)
+                .iter()
+                .sum();
+            let more = e.ranks[0].memory.activations - plain.ranks[0].memory.activations;
+            assert_eq!(more, kept / interleave);
+            assert_eq!(sent(&e.ranks[0]), interleave * sent(&plain.ranks[0]));
+        }
         let busy = e.summary.step * (1.0 - e.summary.bubble);
         assert!((slowest..1.2 * slowest).contains(&(busy + 1e-9)), "{busy} of {slowest}");
     }
