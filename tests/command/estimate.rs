@@ -245,6 +245,8 @@ fn a_server_is_replayed() {
     std::fs::write(&trace, &lines).unwrap();
     let args = ["estimate", text(&model), "--replay", "--trace", text(&trace), "--max-concurrency", "1"];
     assert!(good(&args).contains("1184 of prompts, in the prefix cache"), "{}", good(&args));
+    let long = [&args[..], &["--max-model-len", "512"]].concat();
+    assert!(refused(&long).contains("trace.jsonl, line 1: a prompt of 600"), "{}", refused(&long));
     std::fs::write(&trace, lines + "{}").unwrap();
     assert!(refused(&args).contains("trace.jsonl, line 4: `timestamp`"));
 }
@@ -292,6 +294,7 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
         (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),
         (vec!["--replay", "--max-seqs", "64", "--max-batch-tokens", "8"], "--max-batch-tokens 8"),
+        (vec!["--replay", "--max-model-len", "10"], "--max-model-len 10: no more than a page"),
         (vec!["--replay", "--trace", "none.jsonl"], "none.jsonl"),
         (vec!["--replay", "--trace", text(&nothing)], "has no requests"),
         (vec!["--replay", "--trace", "none.jsonl", "--seed", "1"], "leave --request-rate"),
