@@ -290,6 +290,8 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--seq", "2000000000"], "positions"),
         (vec!["--seed", "1"], "go with --replay"),
         (vec!["--replay", "--request-rate", "0"], "--request-rate 0"),
+        (vec!["--replay", "--request-rate", "-3"], "--request-rate -3"),
+        (vec!["--search", "latency", "--devices", "8", "--max-latency", "-1"], "--max-latency -1"),
         (vec!["--replay", "--ep", "2"], "leave --pp, --dp and --ep out"),
         (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
         (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),
