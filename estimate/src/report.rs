@@ -15,7 +15,7 @@ use crate::hardware::Hardware;
 use crate::published::{Compared, Outcome};
 use crate::schedule::{Memory, Purpose, Schedule};
 use crate::search::Found;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Columns of the comma-separated form and of the table.
 pub const COLUMNS: [&str; 25] = [
@@ -54,7 +54,8 @@ fn micro(seconds: f64) -> f64 {
 pub fn message(row: &Row) -> String {
     let one = |s: &crate::model::Sent| {
         format!(
-            "{} over {} ranks: {:.0} bytes in {:.0} messages, {:.2} + {:.2} us, {}",
+            "{}, {} over {} ranks: {:.0} bytes in {:.0} messages, {:.2} + {:.2} us, {}",
+            s.operator,
             s.algorithm,
             s.ranks,
             s.bytes,
@@ -65,6 +66,17 @@ pub fn message(row: &Row) -> String {
         )
     };
     row.time.sent.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// The same as fields, of one launch.
+fn messages(row: &Row) -> Value {
+    let one = |s: &crate::model::Sent| {
+        json!({
+            "operator": s.operator, "algorithm": s.algorithm, "ranks": s.ranks, "bytes": s.bytes, "messages": s.messages,
+            "latency_us": micro(s.latency), "bandwidth_us": micro(s.bandwidth), "link": s.link,
+        })
+    };
+    row.time.sent.iter().map(one).collect()
 }
 
 /// The cells of a row, in the order of [`COLUMNS`]; times are microseconds of all launches together.
@@ -141,7 +153,12 @@ pub fn found(found: &Found, seconds: f64) -> Value {
 /// The estimate as one object.
 pub fn to_json(e: &Estimate) -> Value {
     let (s, sum) = (&e.schedule, &e.summary);
-    let operator = |r: &Row| Value::Object(COLUMNS.iter().map(|c| c.to_string()).zip(cells(r)).collect());
+    let operator = |r: &Row| {
+        let mut fields: Map<String, Value> = COLUMNS.iter().map(|c| c.to_string()).zip(cells(r)).collect();
+        fields.remove("message");
+        fields.insert("messages".into(), messages(r));
+        Value::Object(fields)
+    };
     let rows: Vec<Value> = e.ranks.iter().flat_map(|r| &r.rows).map(operator).collect();
     let latency = match s.purpose {
         Purpose::Train => "step_seconds",

@@ -100,7 +100,13 @@ fn an_estimate_adds_up() {
     let us = |key: &str| rows.iter().map(|r| r[key].as_f64().unwrap()).sum::<f64>();
     assert!((us("total_us") / 1e6 / sum["tpot_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
     assert!((us("share") - 1.0).abs() < 1e-9 && us("communication_us") > 0.0);
-    assert!(rows.iter().any(|r| r["message"].as_str().unwrap().contains("all_reduce")));
+    let sent = rows.iter().flat_map(|r| Some((r, r["messages"].as_array()?.first()?)));
+    for (row, message) in sent.clone() {
+        let [latency, bytes] = ["latency_us", "bandwidth_us"].map(|key| message[key].as_f64().unwrap());
+        let all = (latency + bytes) * row["launches"].as_f64().unwrap();
+        assert!((all / row["communication_us"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
+    }
+    assert!(sent.clone().any(|(_, m)| m["operator"] == "all_reduce" && m["bytes"].as_f64() > Some(0.0)));
     assert_eq!(sum["fits"], true);
     let [timeline, book] = ["timeline.json", "rows.xlsx"].map(|name| dir.path().join(name));
     good(&["estimate", text(&model), "--pp", "2", "--timeline", text(&timeline), "--xlsx", text(&book)]);
