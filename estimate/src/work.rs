@@ -78,7 +78,7 @@ impl Work {
             origin: origin.into(),
             layer: String::new(),
             kernel: String::new(),
-            form: "collective",
+            form: if messages.is_empty() { "run" } else { "collective" },
             launches: 1,
             layers: vec![],
             sizes: [1; 4].map(Dim::from),
