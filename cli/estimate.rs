@@ -44,6 +44,8 @@ pub enum Legacy {
 /// operations beside the peak: all pairs of attention (as PaLM counts), and visible pairs only. `--zero` is not in the plans: what it
 /// shares is divided by the formula of its paper.
 #[derive(Args)]
+// What is negative is refused by the flag that it was given to.
+#[command(mut_args(|a| if a.get_long().is_some() && a.get_action().takes_values() { a.allow_negative_numbers(true) } else { a }))]
 #[command(after_help = "Examples:
   astrai estimate --list
   astrai estimate model/config.json --for decode --batch 32 --seq 4096 --hardware h200
@@ -406,7 +408,7 @@ impl Estimate {
             write(path, report::to_csv(&found).as_bytes())?;
         }
         if let Some(path) = &self.timeline {
-            write(path, report::timeline(&found).to_string().as_bytes())?;
+            write(path, report::timeline(&found)?.to_string().as_bytes())?;
         }
         if let Some(path) = &self.xlsx {
             write(path, &report::sheets_of(&found)?)?;

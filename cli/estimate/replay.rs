@@ -103,7 +103,7 @@ impl Estimate {
         let found = match &flags.trace {
             Some(path) => {
                 let most = w.num_prompts.map_or(usize::MAX, |n| n as usize);
-                let trace = Trace::open(path, config.vocab_size as u32)?;
+                let trace = Trace::open(path, config.vocab_size as u32, costs.served.context as u64)?;
                 replay(&mut costs, trace.take(most), at_once)?
             }
             None => replay(&mut costs, w.workload()?.requests().map(Ok), at_once)?,

@@ -28,12 +28,12 @@ pub fn estimate(e: &Estimate) -> String {
         "bytes", "compute", "memory", "start", "sent", "time", "%", "bound by",
     ];
     let row = |r: &Kernel| {
-        let (w, t, n) = (&r.work, &r.time, r.work.launches as f64);
+        let (w, t, n) = (&r.work, &r.time, r.launches as f64);
         let [left, right, to] = w.types.map(|d| d.name());
         let mut cells =
             vec![r.stage.to_string(), r.program.into(), w.layer.clone(), w.origin.clone(), w.form.into()];
         cells.extend(r.sizes.map(|n| n.to_string()));
-        cells.extend([w.launches.to_string(), format!("{left},{right}>{to}")]);
+        cells.extend([r.launches.to_string(), format!("{left},{right}>{to}")]);
         cells.extend([count((t.flops * n) as u64), bytes((t.bytes * n) as u64)]);
         cells.extend(
             [t.compute, t.all_memory(), t.fixed, t.communication()].map(|s| format!("{:.1}", s * n * 1e6)),
@@ -53,7 +53,7 @@ pub fn estimate(e: &Estimate) -> String {
         .iter()
         .flat_map(|r| &r.rows)
         .filter(|r| !r.time.sent.is_empty())
-        .map(|r| format!("{} ({} times): {}\n", r.work.origin, r.work.launches, message(r)))
+        .map(|r| format!("{} ({} times): {}\n", r.work.origin, r.launches, message(r)))
         .collect();
     if !sent.is_empty() {
         out += &format!("\nMessages:\n{}", sent.concat());

@@ -110,6 +110,7 @@ pub struct Trace {
     lines: BufReader<File>,
     line: usize,
     vocabulary: u32,
+    most: u64,
     before: f64,
 }
 
@@ -117,14 +118,14 @@ impl Trace {
     /// Tokens of a block.
     pub const BLOCK: usize = 512;
 
-    /// Opens a trace whose prompts are made of so many ids.
+    /// Opens a trace whose prompts are made of so many ids; prompt and answer have at most so many tokens together.
     ///
     /// # Errors
     /// One line with the file's name.
-    pub fn open(path: &Path, vocabulary: u32) -> Result<Trace, String> {
+    pub fn open(path: &Path, vocabulary: u32, most: u64) -> Result<Trace, String> {
         let file = File::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let (lines, path) = (BufReader::new(file), path.to_path_buf());
-        Ok(Trace { path, lines, line: 0, vocabulary, before: 0.0 })
+        Ok(Trace { path, lines, line: 0, vocabulary, most, before: 0.0 })
     }
 
     fn read(&mut self) -> Result<Option<Asked>, String> {
@@ -159,6 +160,12 @@ impl Trace {
             n.ok_or(format!("`{key}` is no number from 1 to {LONGEST}"))
         };
         let (input, output) = (length("input_length")?, length("output_length")?);
+        if input + output > self.most {
+            let most = self.most;
+            return Err(format!(
+                "a prompt of {input} and an answer of {output} tokens; a sequence has at most {most} (--max-model-len)"
+            ));
+        }
         let blocks: Vec<u64> = match value.get("hash_ids") {
             None | Some(Value::Null) => vec![],
             Some(Value::Array(list)) => {
@@ -167,6 +174,13 @@ impl Trace {
             }
             Some(_) => return Err("`hash_ids` is no list".into()),
         };
+        let (given, needed) = (blocks.len() as u64, input.div_ceil(Trace::BLOCK as u64));
+        if given < needed && matches!(value.get("hash_ids"), Some(Value::Array(_))) {
+            return Err(format!(
+                "`hash_ids` are {given}, a prompt of {input} tokens has {needed} blocks of {}",
+                Trace::BLOCK
+            ));
+        }
         let id = |i: u64| (i % u64::from(self.vocabulary)) as u32;
         let token = |at: u64| match blocks.get(at as usize / Trace::BLOCK) {
             Some(block) => id(draw(draw(*block) ^ at)),
@@ -227,7 +241,7 @@ mod tests {
         let path = dir.path().join("trace.jsonl");
         let of = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            Trace::open(&path, 1000).unwrap().collect::<Result<Vec<_>, _>>()
+            Trace::open(&path, 1000, 4096).unwrap().collect::<Result<Vec<_>, _>>()
         };
         let two = "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [5, 6]}\n\n\
                    {\"timestamp\": 27, \"input_length\": 900, \"output_length\": 9, \"hash_ids\": [5, 7]}\n";
@@ -247,6 +261,11 @@ mod tests {
             (
                 "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": 1}",
                 "`hash_ids` is no",
+            ),
+            (&two.replace("900", "1025"), "line 3: `hash_ids` are 2, a prompt of 1025 tokens has 3"),
+            (
+                &two.replace("600", "4094"),
+                "line 1: a prompt of 4094 and an answer of 3 tokens; a sequence has at most 4096",
             ),
             ("\n{", "line 2: no JSON"),
         ] {

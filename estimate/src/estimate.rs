@@ -3,7 +3,7 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, message, time_among, touched};
+use crate::model::{Time, time_among, touched};
 use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
@@ -24,9 +24,11 @@ pub struct Row {
     pub sizes: [u64; 4],
     /// Of one launch.
     pub time: Time,
-    /// Seconds of all launches of a run.
+    /// Launches of a step, of all its micro-batches.
+    pub launches: u64,
+    /// Seconds of these.
     pub seconds: f64,
-    /// Part of the stage's time.
+    /// Part of the stage's time at work.
     pub share: f64,
 }
 
@@ -35,11 +37,11 @@ pub struct Row {
 pub struct Rank {
     /// Its kernels.
     pub rows: Vec<Row>,
-    /// Seconds of each program.
+    /// Seconds of a run of each program.
     pub seconds: Vec<(&'static str, f64)>,
     /// What it holds.
     pub memory: Memory,
-    /// The launches of all programs in their order.
+    /// The launches of a run of each program in their order.
     pub launches: Vec<Launch>,
 }
 
@@ -50,6 +52,8 @@ pub struct Launch {
     pub row: usize,
     /// Bytes of values between kernels that are kept meanwhile.
     pub live: u64,
+    /// 0 forward, 1 backward, 2 the update.
+    pub phase: usize,
 }
 
 impl Rank {
@@ -58,7 +62,8 @@ impl Rank {
         self.seconds.iter().filter(|(name, _)| *name != "update").map(|(_, s)| s).sum()
     }
 
-    fn update(&self) -> f64 {
+    /// Seconds of the update.
+    pub fn update(&self) -> f64 {
         self.seconds.iter().filter(|(name, _)| *name == "update").map(|(_, s)| s).sum()
     }
 }
@@ -78,7 +83,7 @@ pub struct Summary {
     pub bubble: f64,
     /// Part of the peak that the model's operations take: all pairs of attention, as PaLM counts; visible pairs only.
     pub mfu: [f64; 2],
-    /// Seconds of computing, of memory, of messages, of starts in a run of the slowest stage.
+    /// Seconds of computing, of memory, of messages, of starts in all pieces of a step on the slowest stage.
     pub parts: [f64; 4],
     /// Memory of the fullest rank.
     pub memory: Memory,
@@ -162,9 +167,7 @@ fn of_stages(
     let ranks: Result<Vec<Rank>, Refused> =
         stages.iter().enumerate().map(|(i, s)| rank(i, s, schedule, hardware, mesh)).collect();
     let ranks = ranks?;
-    let shared =
-        gathering(schedule, hardware, mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
-    let summary = summary(config, schedule, hardware, &ranks, shared);
+    let summary = summary(config, schedule, hardware, &ranks);
     let (schedule, hardware) = (schedule.clone(), hardware.clone());
     Ok(Estimate { schedule, hardware, parameters: config.parameter_count(), ranks, summary })
 }
@@ -197,15 +200,15 @@ fn rank(
         let symbols = &planned.plan.symbols;
         let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
         let sizes = even(symbols, &bound);
-        let mut sum = hardware.kernels.step;
         let (mut works, order) = in_order(planned);
         let (first, live) = (rows.len(), live(&planned.plan));
         // Of states that ranks share each updates its own.
-        let shares = if *program == "update" { schedule.updates() } else { 1.0 };
-        launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
+        let part = if *program == "update" { schedule.updates(stage.weights) } else { 1.0 };
+        let runs = if *program == "update" { 1 } else { schedule.micro };
+        let kernels = works.len();
         for work in &mut works {
-            if shares > 1.0 {
-                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 / shares) as usize));
+            if part < 1.0 {
+                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
             if work.form == "attention" && schedule.lengths.is_some() {
@@ -214,18 +217,46 @@ fn rank(
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
         }
+        // A piece comes by once for each group of layers.
+        works.iter_mut().filter(|w| w.is_sent()).for_each(|w| w.launches *= schedule.interleave);
         let among = touched(&works, &sizes)?;
-        for work in works {
-            let time = time_among(&work, among, hardware, mesh, &sizes)?;
-            let all = time.total() * work.launches as f64;
-            sum += all;
+        if hardware.kernels.step > 0.0 {
+            works.push(Work::beside("the run of its program", vec![]));
+        }
+        if *program == "gradient" {
+            let gathers = gathers(schedule, mesh, stage.weights);
+            // Forward and backward.
+            works.extend(
+                gathers.into_iter().map(|m| Work { launches: 2, ..Work::beside("weights", vec![m]) }),
+            );
+        }
+        let mut sum = 0.0;
+        for (i, work) in works.into_iter().enumerate() {
+            let time = match i >= kernels && work.messages.is_empty() {
+                true => Time { fixed: hardware.kernels.step, ..Time::default() },
+                false => time_among(&work, among, hardware, mesh, &sizes)?,
+            };
+            sum += time.total() * work.launches as f64;
             let at = |d: &Dim| d.eval(&sizes).unwrap_or(u64::MAX);
             let sizes = [0, 1, 2, 3].map(|i: usize| at(&work.sizes[i]));
-            rows.push(Row { stage: number, program, work, sizes, time, seconds: all, share: 0.0 });
+            let launches = work.launches * runs;
+            let seconds = time.total() * launches as f64;
+            rows.push(Row { stage: number, program, work, sizes, time, launches, seconds, share: 0.0 });
         }
+        let phase = if *program == "update" { 2 } else { 0 };
+        let launch = |(row, live): (usize, u64)| Launch { row: first + row, live, phase };
+        // What is beside the kernels comes before them; of weights gathered twice the second time where the backward pass begins.
+        let backward = order.iter().position(|row| rows[first + row].work.layer.ends_with(".grad"));
+        let beside = || (kernels..rows.len() - first).map(|row| (row, 0)).map(launch);
+        let again = beside().filter(|l| rows[l.row].work.launches > 1).collect::<Vec<_>>();
+        let mut own: Vec<Launch> = order.into_iter().zip(live).map(launch).collect();
+        let middle = backward.unwrap_or(own.len());
+        own.splice(middle..middle, again);
+        own[middle..].iter_mut().for_each(|l| l.phase = l.phase.max(usize::from(backward.is_some())));
+        launches.extend(beside().chain(own));
         seconds.push((*program, sum));
     }
-    let total: f64 = seconds.iter().map(|(_, s)| s).sum();
+    let total: f64 = rows.iter().map(|r| r.seconds).sum();
     rows.iter_mut().for_each(|r| r.share = r.seconds / total);
     let memory = Memory { process: hardware.process as u64, ..stage.memory };
     Ok(Rank { rows, seconds, memory, launches })
@@ -277,25 +308,20 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     [1.0, visible].map(|part| times * (tokens * (2.0 * met + part * attention) - 2.0 * unread))
 }
 
-/// Seconds in which data-parallel ranks that share weights (ZeRO 3) gather them, once forward and once backward, a piece: by the
-/// formula of the paper, as the plans hold whole weights.
-///
-/// # Errors
-/// The hardware has no links.
-pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, share: u64) -> Result<f64, Refused> {
-    let ranks = (s.ranks.dp * s.ranks.ep) as u64;
-    if s.zero < 3 || ranks == 1 {
-        return Ok(0.0);
-    }
-    let bytes = Dim::from(usize::try_from(share.saturating_mul(ranks)).unwrap_or(usize::MAX));
-    let over = mesh.axes.iter().filter(|a| ["dp", "ep"].contains(&a.name.as_str())).cloned().collect();
-    let m = Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over };
-    let sent = message(&m, hardware, mesh, &|_| None)?;
-    Ok(2.0 * (sent.latency + sent.bandwidth))
+/// What data-parallel ranks that share weights (ZeRO 3) gather, once forward and once backward, a piece: by the formula of the paper,
+/// as the plans hold whole weights.
+pub fn gathers(s: &Schedule, mesh: &Mesh, weights: [u64; 2]) -> Vec<Message> {
+    let of = |((bytes, ranks), axes): ((u64, u64), &[&str])| {
+        let bytes = Dim::from(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let over = mesh.axes.iter().filter(|a| axes.contains(&a.name.as_str())).cloned().collect();
+        Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over }
+    };
+    let all = weights.into_iter().zip(s.holders()).zip([&["dp", "ep"][..], &["dp"]]);
+    all.filter(|((bytes, ranks), _)| s.zero > 2 && *ranks > 1 && *bytes > 0).map(of).collect()
 }
 
-fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank], shared: f64) -> Summary {
-    let pieces: Vec<f64> = ranks.iter().map(|r| r.piece() + shared).collect();
+fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank]) -> Summary {
+    let pieces: Vec<f64> = ranks.iter().map(Rank::piece).collect();
     let update = ranks.iter().map(Rank::update).fold(0.0, f64::max);
     let [step, period, bubble] = self::step(s, &pieces, update);
     let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
@@ -304,7 +330,7 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
     let slowest = ranks.iter().max_by(|a, b| a.piece().total_cmp(&b.piece()));
     let part = |f: fn(&Time) -> f64| {
         let rows = slowest.iter().flat_map(|r| &r.rows);
-        rows.fold(0.0, |sum, r| sum + f(&r.time) * r.work.launches as f64)
+        rows.fold(0.0, |sum, r| sum + f(&r.time) * r.launches as f64)
     };
     let memory = ranks.iter().map(|r| r.memory).max_by_key(Memory::total).unwrap_or_default();
     let tokens_per_s = tokens / period;
@@ -315,12 +341,7 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
         devices,
         bubble,
         mfu: model_flops(config, s).map(|f| f / (period * peak)),
-        parts: [
-            part(|t| t.compute),
-            part(Time::all_memory),
-            part(Time::communication) + shared,
-            part(|t| t.fixed),
-        ],
+        parts: [part(|t| t.compute), part(Time::all_memory), part(Time::communication), part(|t| t.fixed)],
         memory,
         left: hardware.memory as i64 - i64::try_from(memory.total()).unwrap_or(i64::MAX),
         largest: largest(s, &memory, hardware.memory as u64, config.max_positions as u64),

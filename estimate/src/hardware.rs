@@ -4,6 +4,7 @@
 mod kernels;
 mod presets;
 mod read;
+mod told;
 
 pub use kernels::{ARCHETYPES, Kernels, Reach, SAME};
 pub use presets::{PRESETS, preset};
@@ -152,10 +153,8 @@ impl Hardware {
         if text.bytes().filter(|b| matches!(b, b'[' | b'{')).count() > MOST {
             return Err(format!("{file}: holds more than {MOST} objects and lists, a machine has few"));
         }
-        let value: Value = json5::from_str(text).map_err(|e| {
-            format!("{file}: is neither JSON nor JSON5: {}", astrai_files::one_line(&e.to_string()))
-        })?;
-        read::hardware(&value).map_err(|line| format!("{file}: {line}"))
+        let read = told::value(text).and_then(|value| read::hardware(&value));
+        read.map_err(|line| format!("{file}: {line}"))
     }
 
     /// The file that [`parse`](Self::parse) reads.

@@ -28,8 +28,10 @@ pub type Sizes<'a> = &'a dyn Fn(&str) -> Option<u64>;
 /// A collective as it is sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
-    /// Its operator and how it is done: `all_reduce, ring`.
-    pub algorithm: String,
+    /// Its operator: `all_reduce`.
+    pub operator: &'static str,
+    /// How it is done: `ring`.
+    pub algorithm: &'static str,
     /// The link that it waits for.
     pub link: String,
     /// Ranks that take part.
@@ -312,15 +314,17 @@ pub fn message(m: &Message, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> R
     let reach = hardware.kernels.of("collective", Precision::F32).memory;
     let ranks = near * far;
     let link = |i: usize| hardware.links.get(i).or(hardware.links.last());
-    let sent = |algorithm: &str, name: &str, bytes: f64, messages: f64, latency: f64, bandwidth: f64| Sent {
-        algorithm: format!("{}, {algorithm}", m.operator),
-        link: name.to_string(),
-        ranks: m.traffic.ranks,
-        bytes,
-        messages,
-        latency,
-        bandwidth,
-    };
+    let sent =
+        |algorithm: &'static str, name: &str, bytes: f64, messages: f64, latency: f64, bandwidth: f64| Sent {
+            operator: m.operator,
+            algorithm,
+            link: name.to_string(),
+            ranks: m.traffic.ranks,
+            bytes,
+            messages,
+            latency,
+            bandwidth,
+        };
     let (Some(inside), Some(outside)) = (link(0), link(1)) else {
         return Err(format!(
             "{}: hardware of {ranks} ranks has no links; add `links` to its file",

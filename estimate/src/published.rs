@@ -9,7 +9,6 @@ use crate::quantity::Kind;
 use crate::schedule::{Purpose, Schedule, stages};
 use crate::work::{Work, settled, work};
 use astrai_builders::{ModelConfig, Ranks};
-use astrai_ir::kernel::Products;
 use astrai_ir::{DType, Dim, Mesh};
 use serde::Deserialize;
 
@@ -277,8 +276,11 @@ fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refu
             works.push((settled(w, &bound)?, launches));
         }
     }
-    let beside =
-        crate::estimate::gathering(&schedule, hardware, &mesh, planned[0].memory.weights)? * e.micro as f64;
+    let mut beside = 0.0;
+    for m in crate::estimate::gathers(&schedule, &mesh, planned[0].weights) {
+        let sent = crate::model::message(&m, hardware, &mesh, &|_| None)?;
+        beside += 2.0 * (sent.latency + sent.bandwidth) * e.micro as f64;
+    }
     let rows = if purpose == Purpose::Decode { e.batch } else { e.batch * e.seq };
     Ok((works, mesh, beside, rows as f64 / schedule.devices() as f64))
 }
@@ -319,26 +321,13 @@ fn kernel(k: &KernelEntry) -> Result<Work, Refused> {
     // The second of the operands of a sum has as many bytes as its result.
     let bytes = if form == "loops" && k.reads.is_some() { bytes / 2 } else { bytes };
     Ok(Work {
-        origin: String::new(),
-        layer: String::new(),
-        kernel: String::new(),
         form,
-        launches: 1,
-        layers: vec![],
         sizes: [dim(m)?, dim(n)?, dim(d)?, dim(batch)?],
         types: [dtype; 3],
         flops: dim(flops)?,
         bytes: dim(bytes)?,
-        warm: Dim::from(0),
-        past: Dim::from(0),
-        workspace: Dim::from(0),
-        among: u64::MAX,
-        phases: 1,
-        products: Products::Native,
-        sequences: Dim::from(0),
-        window: None,
         groups,
-        messages: vec![],
+        ..Work::beside("", vec![])
     })
 }
 

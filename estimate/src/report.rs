@@ -2,9 +2,11 @@
 
 mod page;
 mod sheets;
+mod timeline;
 
-pub use page::{page, timeline};
+pub use page::page;
 pub use sheets::{Sheet, workbook};
+pub use timeline::timeline;
 
 use crate::Refused;
 use crate::check::{Checked, Operator};
@@ -13,7 +15,7 @@ use crate::hardware::Hardware;
 use crate::published::{Compared, Outcome};
 use crate::schedule::{Memory, Purpose, Schedule};
 use crate::search::Found;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Columns of the comma-separated form and of the table.
 pub const COLUMNS: [&str; 25] = [
@@ -52,7 +54,8 @@ fn micro(seconds: f64) -> f64 {
 pub fn message(row: &Row) -> String {
     let one = |s: &crate::model::Sent| {
         format!(
-            "{} over {} ranks: {:.0} bytes in {:.0} messages, {:.2} + {:.2} us, {}",
+            "{}, {} over {} ranks: {:.0} bytes in {:.0} messages, {:.2} + {:.2} us, {}",
+            s.operator,
             s.algorithm,
             s.ranks,
             s.bytes,
@@ -65,9 +68,20 @@ pub fn message(row: &Row) -> String {
     row.time.sent.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
+/// The same as fields, of one launch.
+fn messages(row: &Row) -> Value {
+    let one = |s: &crate::model::Sent| {
+        json!({
+            "operator": s.operator, "algorithm": s.algorithm, "ranks": s.ranks, "bytes": s.bytes, "messages": s.messages,
+            "latency_us": micro(s.latency), "bandwidth_us": micro(s.bandwidth), "link": s.link,
+        })
+    };
+    row.time.sent.iter().map(one).collect()
+}
+
 /// The cells of a row, in the order of [`COLUMNS`]; times are microseconds of all launches together.
 pub fn cells(row: &Row) -> Vec<Value> {
-    let (w, t, n) = (&row.work, &row.time, row.work.launches as f64);
+    let (w, t, n) = (&row.work, &row.time, row.launches as f64);
     let [m, columns, k, batch] = row.sizes;
     let [left, right, out] = w.types.map(|d| d.name());
     vec![
@@ -81,7 +95,7 @@ pub fn cells(row: &Row) -> Vec<Value> {
         json!(columns),
         json!(k),
         json!(batch),
-        json!(w.launches),
+        json!(row.launches),
         json!(left),
         json!(right),
         json!(out),
@@ -139,7 +153,12 @@ pub fn found(found: &Found, seconds: f64) -> Value {
 /// The estimate as one object.
 pub fn to_json(e: &Estimate) -> Value {
     let (s, sum) = (&e.schedule, &e.summary);
-    let operator = |r: &Row| Value::Object(COLUMNS.iter().map(|c| c.to_string()).zip(cells(r)).collect());
+    let operator = |r: &Row| {
+        let mut fields: Map<String, Value> = COLUMNS.iter().map(|c| c.to_string()).zip(cells(r)).collect();
+        fields.remove("message");
+        fields.insert("messages".into(), messages(r));
+        Value::Object(fields)
+    };
     let rows: Vec<Value> = e.ranks.iter().flat_map(|r| &r.rows).map(operator).collect();
     let latency = match s.purpose {
         Purpose::Train => "step_seconds",

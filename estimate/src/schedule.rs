@@ -9,11 +9,12 @@ use astrai_engine::model::{check_sizes, served_fidelity, stored};
 use astrai_engine::serving::TOKENS;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
-use astrai_ir::{Backend, DType, Graph, Mesh};
+use astrai_ir::{Backend, DType, Graph, Mesh, Node, Placement};
 use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
+use std::collections::BTreeSet;
 
 /// What is estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +80,27 @@ impl Schedule {
         keys as f64 / (self.batch * most) as f64
     }
 
-    /// Ranks that share the optimiser's states, of which each updates its part.
-    pub fn updates(&self) -> f64 {
-        if self.zero > 0 { (self.ranks.dp * self.ranks.ep) as f64 } else { 1.0 }
+    /// Ranks that hold the same dense weights, and the same experts, which ranks of `ep` have divided already.
+    pub fn holders(&self) -> [u64; 2] {
+        [self.ranks.dp * self.ranks.ep, self.ranks.dp].map(|n| n as u64)
+    }
+
+    /// Of so many bytes, dense ones and of experts, what a rank holds where ZeRO shares them from a stage on.
+    pub fn shared(&self, from: u8, bytes: [u64; 2]) -> u64 {
+        let ranks = if self.zero >= from { self.holders() } else { [1; 2] };
+        bytes[0].div_ceil(ranks[0]) + bytes[1].div_ceil(ranks[1])
+    }
+
+    /// Part of the weights' states that a rank updates.
+    pub fn updates(&self, weights: [u64; 2]) -> f64 {
+        self.shared(1, weights) as f64 / weights.iter().sum::<u64>().max(1) as f64
+    }
+
+    /// Groups of layers that a stage has computed forward before the first backward (1F1B; arXiv 2104.04473).
+    pub fn ahead(&self, stage: usize) -> usize {
+        let (p, v) = (self.ranks.pp, self.interleave as usize);
+        let ahead = if v > 1 { 2 * (p - stage - 1) + (v - 1) * p } else { p - stage - 1 };
+        ahead.min(self.micro as usize * v)
     }
 
     /// Number of ranks.
@@ -122,12 +141,17 @@ impl Schedule {
                 "--interleave {n}: only training over several stages (--pp) interleaves; leave it out"
             ));
         }
-        if self.interleave > 1 && self.ranks.pp * self.interleave as usize > config.layers.len() {
-            let groups = self.ranks.pp * self.interleave as usize;
-            return Err(format!(
-                "--interleave: num_hidden_layers {} are fewer than {groups} groups",
-                config.layers.len()
-            ));
+        if self.interleave > 1 {
+            // As its paper has them (arXiv 2104.04473): as many layers in every group, and pieces as many at a time as there are stages.
+            let (n, layers, stages) = (self.interleave, config.layers.len(), self.ranks.pp as u64);
+            if !(layers as u64).is_multiple_of(n * stages) {
+                let of = format!("num_hidden_layers {layers} do not divide by {n} groups of {stages} stages");
+                return Err(format!("--interleave {n}: {of}"));
+            }
+            if !self.micro.is_multiple_of(stages) {
+                let of = format!("--micro-batches {} is no multiple of the {stages} stages", self.micro);
+                return Err(format!("--interleave {n}: {of}"));
+            }
         }
         self.ranks.mesh(config)
     }
@@ -166,6 +190,8 @@ pub struct Stage {
     pub programs: Vec<(&'static str, Compiled)>,
     /// What the rank holds.
     pub memory: Memory,
+    /// Bytes of its weights before ranks share them: dense ones, and of experts.
+    pub weights: [u64; 2],
 }
 
 /// The programs of every stage.
@@ -192,35 +218,46 @@ pub fn stage(
     if s.purpose == Purpose::Train {
         return train(config, s, backend, (mesh, stage), batch);
     }
-    let program = match s.purpose {
-        Purpose::Decode => {
-            let table = (s.seq as usize).div_ceil(Cache::PAGE);
-            let pages = table.saturating_mul(batch as usize);
-            let windows = windows(config, table, batch as usize);
-            let cache = Cache { page: Cache::PAGE, pages, table, windows };
-            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) }
-        }
-        _ => {
-            let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
-            Program { logits, ..Program::full(batch, s.seq) }
-        }
+    let decode = || {
+        let table = (s.seq as usize).div_ceil(Cache::PAGE);
+        let pages = table.saturating_mul(batch as usize);
+        let windows = windows(config, table, batch as usize);
+        let cache = Cache { page: Cache::PAGE, pages, table, windows };
+        let program =
+            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) };
+        // With latents in pages exact steps would make every key again; engines do not.
+        forward(config, s.storage, backend, (mesh, stage), &program, served_fidelity(config))
     };
-    // With latents in pages exact steps would make every key again; engines do not.
-    let fidelity = if s.purpose == Purpose::Decode { served_fidelity(config) } else { Default::default() };
-    let planned = forward(config, s.storage, backend, (mesh, stage), &program, fidelity)?;
+    let planned = if s.purpose == Purpose::Decode {
+        decode()?
+    } else {
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let program = Program { logits, ..Program::full(batch, s.seq) };
+        forward(config, s.storage, backend, (mesh, stage), &program, Fidelity::default())?
+    };
     let cost = planned.cost().map_err(|e| e.to_string())?;
-    let windowed = states(&planned.graph, &|name| name.starts_with(Cache::WINDOWED));
-    let whole = states(&planned.graph, &|_| true) - windowed;
-    let paged = windowed + (whole as f64 * s.part(None)).ceil() as u64;
-    let tokens = if paged > 0 { 0 } else { batch * s.seq };
+    // What is left of a prompt is what the pages of decode hold of it: latents themselves, of a window no more than is seen.
+    let (kv, kv_per_token) = match s.purpose {
+        Purpose::Decode => kept(&planned, s)?,
+        _ if config.encoder.is_some() => (0, 0),
+        _ => kept(&decode()?, s)?,
+    };
     let memory = Memory {
         weights: cost.weight_bytes,
-        kv: (paged + cost.kv_bytes_per_token * tokens).saturating_mul(s.micro),
+        kv: kv.saturating_mul(s.micro),
         activations: cost.arena_bytes,
-        kv_per_token: cost.kv_bytes_per_token,
+        kv_per_token,
         ..Memory::default()
     };
-    Ok(Stage { programs: vec![("forward", planned)], memory })
+    Ok(Stage { programs: vec![("forward", planned)], memory, weights: [memory.weights, 0] })
+}
+
+/// Bytes of keys and values in the pages of a step of decode, and of a token.
+fn kept(decode: &Compiled, s: &Schedule) -> Result<(u64, u64), Refused> {
+    let windowed = states(&decode.graph, &|name| name.starts_with(Cache::WINDOWED));
+    let whole = states(&decode.graph, &|_| true) - windowed;
+    let cost = decode.cost().map_err(|e| e.to_string())?;
+    Ok((windowed + (whole as f64 * s.part(None)).ceil() as u64, cost.kv_bytes_per_token))
 }
 
 /// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.
@@ -278,27 +315,41 @@ fn train(
     };
     let plan =
         Plan::on_ranks(config, &recipe, backend, Dump::None, (mesh, stage)).map_err(|e| e.to_string())?;
-    let [weights, states, _] = plan.memory().map_err(|e| e.to_string())?;
-    let bytes =
-        |(_, d, shape): &(String, DType, Vec<usize>)| (shape.iter().product::<usize>() * d.bytes()) as u64;
-    let all = plan.states();
-    let gradients = all.iter().filter(|(name, ..)| name.starts_with(GRAD)).map(bytes).sum::<u64>();
-    let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
-    let shared = (s.ranks.dp * s.ranks.ep) as u64;
+    let apart = experts(&plan.grad.graph);
+    let is_expert = |name: &str| apart.iter().any(|w| name.ends_with(w));
     // The plans hold all states on every rank; sharing them is by the formula of the paper.
-    let of = |bytes: u64, from: u8| if s.zero >= from { bytes.div_ceil(shared) } else { bytes };
-    // Of the pieces in flight a stage keeps what it saved of each.
-    let flight = (s.ranks.pp - stage).min(s.micro as usize).max(1) as u64;
+    let mut sums = [[0; 2]; 3];
+    let weights = plan.weights.iter().map(|w| (0, &w.name, w.ty.bytes().size().unwrap_or(0)));
+    let states = plan.states();
+    let states = states.iter().map(|(name, d, shape)| {
+        (if name.starts_with(GRAD) { 1 } else { 2 }, name, shape.iter().product::<usize>() * d.bytes())
+    });
+    for (kind, name, bytes) in weights.chain(states) {
+        sums[kind][usize::from(is_expert(name))] += bytes as u64;
+    }
+    let [weights, gradients, optimizer] = sums;
+    let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
+    // Of the pieces in flight a stage keeps what it saved of each, interleaved of each group of layers.
+    let flight = (s.ahead(stage) as u64 + 1).min(s.micro * s.interleave);
     let kept: u64 = saved(&plan.grad.plan, config.layers.len()).iter().sum();
     let memory = Memory {
-        weights: of(weights, 3),
+        weights: s.shared(3, weights),
         kv: 0,
-        activations: arena(&plan.grad)?.saturating_add(kept * (flight - 1)).max(arena(&plan.update)?),
-        gradients: of(gradients, 2),
-        optimizer: of(states - gradients, 1),
+        activations: arena(&plan.grad)?
+            .saturating_add((kept * flight / s.interleave).saturating_sub(kept))
+            .max(arena(&plan.update)?),
+        gradients: s.shared(2, gradients),
+        optimizer: s.shared(1, optimizer),
         ..Memory::default()
     };
-    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory })
+    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory, weights })
+}
+
+/// Names of the weights of which each rank of experts has its own.
+pub fn experts(graph: &Graph) -> BTreeSet<String> {
+    let own = |n: &&Node| n.sharding.iter().any(|(axis, p)| axis == "ep" && matches!(p, Placement::Shard(_)));
+    let weights = graph.nodes().iter().filter(|n| matches!(n.op, Op::Weight(_)));
+    weights.filter(own).filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
 }
 
 /// Bytes of what calls of each layer leave for the backward pass.

@@ -6,7 +6,7 @@
 mod layers;
 
 use crate::Refused;
-use crate::estimate::{Estimate, estimate, gathering, step};
+use crate::estimate::{Estimate, estimate, step};
 use crate::hardware::Hardware;
 use crate::schedule::{Memory, Purpose, Schedule};
 use astrai_builders::{ModelConfig, Ranks};
@@ -303,9 +303,7 @@ impl Search {
             return Err(format!("needs {:.1} GB of {:.1} GB", need / 1e9, have / 1e9));
         }
         let mesh = layers.mesh(s)?;
-        let (mut pieces, update) = layers.seconds(s, batch, hardware, &mesh)?;
-        let shared = gathering(s, hardware, &mesh, memory.weights)?;
-        pieces.iter_mut().for_each(|p| *p += shared);
+        let (pieces, update) = layers.seconds(s, batch, hardware, &mesh)?;
         let [step, period, _] = step(s, &pieces, update);
         if let Some(most) = self.most_seconds.filter(|most| step > *most) {
             return Err(format!("takes {:.2} ms, more than the limit of {:.2} ms", step * 1e3, most * 1e3));

@@ -71,6 +71,38 @@ pub struct Work {
 }
 
 impl Work {
+    /// What a program does beside its kernels: messages, or nothing that is counted.
+    pub fn beside(origin: &str, messages: Vec<Message>) -> Work {
+        let bytes = messages.iter().fold(Dim::from(0), |sum, m| &sum + &m.traffic.bytes);
+        Work {
+            origin: origin.into(),
+            layer: String::new(),
+            kernel: String::new(),
+            form: if messages.is_empty() { "run" } else { "collective" },
+            launches: 1,
+            layers: vec![],
+            sizes: [1; 4].map(Dim::from),
+            types: [DType::F32; 3],
+            flops: Dim::from(0),
+            bytes,
+            warm: Dim::from(0),
+            past: Dim::from(0),
+            workspace: Dim::from(0),
+            among: u64::MAX,
+            phases: 1,
+            products: Products::Native,
+            sequences: Dim::from(0),
+            window: None,
+            groups: 0,
+            messages,
+        }
+    }
+
+    /// Whether it is what one stage of a pipeline sends to the next.
+    pub fn is_sent(&self) -> bool {
+        self.messages.iter().any(|m| m.operator == "send")
+    }
+
     /// Whose numbers it has, of [`crate::hardware::ARCHETYPES`].
     ///
     /// # Errors

@@ -100,7 +100,13 @@ fn an_estimate_adds_up() {
     let us = |key: &str| rows.iter().map(|r| r[key].as_f64().unwrap()).sum::<f64>();
     assert!((us("total_us") / 1e6 / sum["tpot_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
     assert!((us("share") - 1.0).abs() < 1e-9 && us("communication_us") > 0.0);
-    assert!(rows.iter().any(|r| r["message"].as_str().unwrap().contains("all_reduce")));
+    let sent = rows.iter().flat_map(|r| Some((r, r["messages"].as_array()?.first()?)));
+    for (row, message) in sent.clone() {
+        let [latency, bytes] = ["latency_us", "bandwidth_us"].map(|key| message[key].as_f64().unwrap());
+        let all = (latency + bytes) * row["launches"].as_f64().unwrap();
+        assert!((all / row["communication_us"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{row}");
+    }
+    assert!(sent.clone().any(|(_, m)| m["operator"] == "all_reduce" && m["bytes"].as_f64() > Some(0.0)));
     assert_eq!(sum["fits"], true);
     let [timeline, book] = ["timeline.json", "rows.xlsx"].map(|name| dir.path().join(name));
     good(&["estimate", text(&model), "--pp", "2", "--timeline", text(&timeline), "--xlsx", text(&book)]);
@@ -245,6 +251,8 @@ fn a_server_is_replayed() {
     std::fs::write(&trace, &lines).unwrap();
     let args = ["estimate", text(&model), "--replay", "--trace", text(&trace), "--max-concurrency", "1"];
     assert!(good(&args).contains("1184 of prompts, in the prefix cache"), "{}", good(&args));
+    let long = [&args[..], &["--max-model-len", "512"]].concat();
+    assert!(refused(&long).contains("trace.jsonl, line 1: a prompt of 600"), "{}", refused(&long));
     std::fs::write(&trace, lines + "{}").unwrap();
     assert!(refused(&args).contains("trace.jsonl, line 4: `timestamp`"));
 }
@@ -267,6 +275,14 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--micro-batches", "3"], "--micro-batches 3"),
         (vec!["--zero", "1"], "--zero 1"),
         (vec!["--for", "prefill", "--interleave", "4"], "--interleave 4"),
+        (
+            vec!["--for", "train", "--pp", "2", "--batch", "2", "--interleave", "3"],
+            "--interleave 3: num_hidden_layers 28",
+        ),
+        (
+            vec!["--for", "train", "--pp", "4", "--batch", "6", "--micro-batches", "6", "--interleave", "7"],
+            "--micro-batches 6 is no",
+        ),
         (vec!["--for", "decode", "--recompute", "full"], "--recompute"),
         (vec!["--context-dist", "uniform:1..9"], "give --for decode"),
         (vec!["--for", "decode", "--context-dist", "uniform:9..1"], "--context-dist uniform:9..1: write"),
@@ -280,10 +296,13 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--seq", "2000000000"], "positions"),
         (vec!["--seed", "1"], "go with --replay"),
         (vec!["--replay", "--request-rate", "0"], "--request-rate 0"),
+        (vec!["--replay", "--request-rate", "-3"], "--request-rate -3"),
+        (vec!["--search", "latency", "--devices", "8", "--max-latency", "-1"], "--max-latency -1"),
         (vec!["--replay", "--ep", "2"], "leave --pp, --dp and --ep out"),
         (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
         (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),
         (vec!["--replay", "--max-seqs", "64", "--max-batch-tokens", "8"], "--max-batch-tokens 8"),
+        (vec!["--replay", "--max-model-len", "10"], "--max-model-len 10: no more than a page"),
         (vec!["--replay", "--trace", "none.jsonl"], "none.jsonl"),
         (vec!["--replay", "--trace", text(&nothing)], "has no requests"),
         (vec!["--replay", "--trace", "none.jsonl", "--seed", "1"], "leave --request-rate"),

@@ -36,6 +36,6 @@ pub fn open_trace(folder: &Path) -> Run {
     let path = folder.join("trace.jsonl");
     Box::new(move |input| {
         shown(fs::write(&path, input))?;
-        Trace::open(&path, 1000)?.try_for_each(|asked| asked.map(drop))
+        Trace::open(&path, 1000, u64::MAX)?.try_for_each(|asked| asked.map(drop))
     })
 }

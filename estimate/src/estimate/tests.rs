@@ -1,6 +1,8 @@
 //! Published shapes: parameters, weights, keys and values; ranks' sums beside the whole.
 
 use super::*;
+use crate::hardware::Kernels;
+use crate::schedule::{saved, stage};
 use astrai_builders::Ranks;
 use astrai_engine::Machine;
 use astrai_ir::DType;
@@ -61,6 +63,11 @@ fn parameters_weights_and_kv_are_the_published_ones() {
         let held = windows.iter().max().map_or(0, |w| ((w + 512) / 16 + 2) * 16).min(2048);
         let whole = layers - windows.len() as u64;
         assert_eq!(m.kv, 4 * kv * (2048 * whole + held * windows.len() as u64), "{name}");
+        // A prompt leaves in pages what decode finds there, latents not as the keys that are made of them.
+        let mesh = schedule.mesh(&config).unwrap();
+        let prompts = Schedule { purpose: Purpose::Prefill, ..schedule };
+        let left = stage(&config, &prompts, machine.backend(), (&mesh, 0), 2).unwrap().memory;
+        assert_eq!((left.kv, left.kv_per_token), (m.kv, m.kv_per_token), "{name}");
         // A GPU's kernels read weights as they lie, a tied embedding once; router corrections are no parameters.
         let of = m.weights as f64 / (2 * parameters) as f64;
         assert!((1.0..1.001).contains(&of), "{name}: {} bytes, {of}", m.weights);
@@ -116,6 +123,74 @@ fn sums_over_ranks_are_the_whole_and_what_is_replicated() {
         let sum: u64 =
             stages.iter().flat_map(|s| s.values()).sum::<u64>() * (mesh.ranks() / stages.len()) as u64;
         assert!(sum >= whole.values().sum::<u64>(), "{name}");
+    }
+}
+
+/// What ranks share by ZeRO is there once: dense weights over all ranks, experts over the ranks that have the same ones.
+#[test]
+fn shared_states_of_all_ranks_are_those_of_one() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes/qwen3-moe-tiny.json");
+    let config = ModelConfig::read(&file).unwrap().config;
+    let (machine, _) = h100();
+    let alone = Schedule { zero: 3, ..Schedule::of_one(Purpose::Train, 4, 16, DType::BF16) };
+    let memory = |s: &Schedule| stages(&config, s, machine.backend()).unwrap()[0].memory;
+    let parts = |m: Memory| [m.weights, m.gradients, m.optimizer];
+    let whole = parts(memory(&alone));
+    for (dp, ep) in [(1, 4), (2, 2), (4, 1)] {
+        let s = Schedule { ranks: Ranks { dp, ep, ..alone.ranks }, ..alone.clone() };
+        for (sum, whole) in parts(memory(&s)).map(|n| 4 * n).into_iter().zip(whole) {
+            assert!((whole..whole + 16).contains(&sum), "dp={dp} ep={ep}: {sum} of {whole} bytes");
+        }
+    }
+}
+
+/// Rows of a stage are all that it does in a step: every piece, the update once, what ZeRO 3 gathers.
+#[test]
+fn rows_of_a_stage_are_its_time_at_work() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes/qwen3-0.6b.json");
+    let config = ModelConfig::read(&file).unwrap().config;
+    let (machine, h100) = h100();
+    let hardware = Hardware { kernels: Kernels { step: 1e-4, ..h100.kernels.clone() }, ..h100 };
+    let one = Schedule::of_one(Purpose::Train, 16, 64, DType::BF16);
+    let sent = |r: &Rank| r.rows.iter().filter(|r| r.work.is_sent()).map(|r| r.launches).sum::<u64>();
+    for (pp, dp, micro, zero, interleave) in
+        [(1, 1, 8, 0, 1), (1, 4, 1, 3, 1), (2, 2, 4, 3, 1), (2, 1, 8, 0, 7)]
+    {
+        let s = Schedule { ranks: Ranks { pp, dp, ..one.ranks }, micro, zero, interleave, ..one.clone() };
+        let e = estimate(&config, &s, &hardware, machine.backend()).unwrap();
+        let mut slowest = 0.0f64;
+        for r in &e.ranks {
+            let work = r.piece() * micro as f64 + r.update();
+            let sum: f64 = r.rows.iter().map(|row| row.seconds).sum();
+            assert!((sum / work - 1.0).abs() < 1e-9, "pp={pp} dp={dp}: {sum} of {work} s");
+            let gathered = r.rows.iter().filter(|row| row.work.origin == "weights").map(|row| row.launches);
+            assert_eq!(gathered.sum::<u64>(), if zero == 3 { 2 * micro } else { 0 });
+            let launched: f64 = r.launches.iter().map(|l| r.rows[l.row].time.total()).sum();
+            let plain = r.piece() + r.update();
+            assert!(interleave > 1 || (launched / plain - 1.0).abs() < 1e-9, "{launched} of {plain} s");
+            slowest = slowest.max(work);
+        }
+        let timeline = crate::report::timeline(&e).unwrap();
+        let ends = timeline["traceEvents"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|event| Some((event["ts"].as_f64()? + event["dur"].as_f64()?) / 1e6));
+        let end = ends.fold(0.0, f64::max);
+        assert!((0.99..1.0 + 1e-9).contains(&(end / e.summary.step)), "pp={pp}: {end} of {}", e.summary.step);
+        if interleave > 1 {
+            // Of the first stage's activations there are (1 + (p - 1) / (p v)) times as many: in the place of two pieces two and a seventh.
+            let plain = Schedule { interleave: 1, ..s.clone() };
+            let plain = estimate(&config, &plain, &hardware, machine.backend()).unwrap();
+            let kept: u64 = saved(&stages(&config, &s, machine.backend()).unwrap()[0].programs[0].1.plan, 28)
+                .iter()
+                .sum();
+            let more = e.ranks[0].memory.activations - plain.ranks[0].memory.activations;
+            assert_eq!(more, kept / interleave);
+            assert_eq!(sent(&e.ranks[0]), interleave * sent(&plain.ranks[0]));
+        }
+        let busy = e.summary.step * (1.0 - e.summary.bubble);
+        assert!((slowest..1.2 * slowest).contains(&(busy + 1e-9)), "{busy} of {slowest}");
     }
 }
 

@@ -35,7 +35,7 @@ impl<'a> Object<'a> {
     }
 
     fn get(&self, key: &str) -> Option<&'a Value> {
-        self.fields.get(key).filter(|v| !v.is_null())
+        self.fields.get(key)
     }
 
     fn object(&self, key: &str) -> Result<Option<Object<'a>>, String> {
@@ -73,6 +73,14 @@ impl<'a> Object<'a> {
         match value.as_f64().filter(|v| (least..=most).contains(v)) {
             Some(v) => Ok(Some(v)),
             None => Err(format!("{} must be a number from {least} to {most}", self.path(key))),
+        }
+    }
+
+    /// A whole number in a range.
+    fn count(&self, key: &str, range: (f64, f64)) -> Result<Option<u32>, String> {
+        match self.number(key, range)? {
+            Some(v) if v.fract() != 0.0 => Err(format!("{}: {v} is no whole number", self.path(key))),
+            v => Ok(v.map(|v| v as u32)),
         }
     }
 }
@@ -114,7 +122,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
     Ok(Hardware {
         name,
         kind,
-        units: file.number("units", (1.0, 1e5))?.unwrap_or(1.0) as u32,
+        units: file.count("units", (1.0, 1e5))?.unwrap_or(1),
         memory: memory.wanted("size", Kind::Size)?,
         process: memory.quantity("process", Kind::Size)?.unwrap_or(0.0),
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
@@ -170,10 +178,10 @@ fn links(file: &Object) -> Result<Vec<Link>, String> {
     for (i, value) in list.iter().enumerate() {
         let link = Object::of(&format!("links[{i}]"), value)?;
         link.only(&["name", "devices", "bandwidth", "latency"])?;
-        let devices = link.number("devices", (2.0, 1e7))?;
+        let devices = link.count("devices", (2.0, 1e7))?;
         found.push(Link {
             name: link.text("name")?.unwrap_or_else(|| format!("link {i}")),
-            devices: devices.ok_or_else(|| format!("{} is missing", link.path("devices")))? as u32,
+            devices: devices.ok_or_else(|| format!("{} is missing", link.path("devices")))?,
             bandwidth: link.wanted("bandwidth", Kind::Bandwidth)?,
             latency: link.wanted("latency", Kind::Time)?,
         });

@@ -32,7 +32,13 @@ fn wrong_files_are_refused_in_one_line_that_names_the_key() {
         (file("{name: 'x'}"), "memory"),
         (with("{size: 80, bandwidth: '3 TB/s'}", c, ""), "memory.size: 80 has no unit"),
         (with("{size: '80 GB', bandwidth: '3 GB'}", c, ""), "memory.bandwidth"),
-        (with("{size: '80 GB', bandwidth: NaN}", c, ""), "memory.bandwidth"),
+        (with("{size: '80 GB', bandwidth: NaN}", c, ""), "memory.bandwidth: NaN"),
+        (with("{size: null, bandwidth: '3 TB/s'}", c, ""), "memory.size: null"),
+        (with(m, "{fp32: '60 TFLOP/s', bf16: NaN}", ""), "compute.bf16: NaN"),
+        (with(m, c, "launch: '1 us', launch: '2 us'"), "launch is given twice"),
+        (with(m, c, "power: -Infinity"), "power: -inf"),
+        (with(m, c, "kernels: {dot: {compute: Infinity}}"), "kernels.dot.compute: inf"),
+        (with(m, c, "cache: [null]"), "cache[0]: null"),
         (with(m, "{bf16: '900000 PFLOP/s'}", ""), "compute.bf16"),
         (with(m, "{int4: '1 TOP/s'}", ""), "compute.int4 is not known"),
         (with(m, c, "links: [{devices: 1, bandwidth: '1 GB/s', latency: '1 us'}]"), "links[0].devices"),
@@ -45,6 +51,7 @@ fn wrong_files_are_refused_in_one_line_that_names_the_key() {
             "the smallest",
         ),
         (with(m, c, "units: -3"), "units"),
+        (with(m, c, "units: 1.5"), "units: 1.5"),
     ] {
         assert!(line.starts_with("x.json5: ") && line.contains(key) && !line.contains('\n'), "{line}");
     }

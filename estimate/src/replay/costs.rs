@@ -143,6 +143,13 @@ impl StepCosts {
         if tokens < room.sequences {
             return Err(format!("--max-batch-tokens {tokens}: each of {sequences} sequences takes one"));
         }
+        if context <= Cache::PAGE {
+            let page = Cache::PAGE;
+            return Err(format!(
+                "--max-model-len {context}: no more than a page of {page} tokens, and steps are planned for shorter sequences, too; give {} or more",
+                page + 1
+            ));
+        }
         // One is near the longest, whose kernels others may not have.
         let (longest, page) = (context as u64, Cache::PAGE as u64);
         let near = (longest - longest / 8).div_ceil(page) * page;
@@ -240,7 +247,10 @@ impl Lengths {
         let longest = all.last().map(|(_, (works, _))| shape(works)).unwrap_or_default();
         all.retain(|(_, (works, _))| shape(works) == longest);
         if all.len() < 2 {
-            return Err("sequences of all lengths have different kernels, between which no time lies".into());
+            let longest = lengths.last().copied().unwrap_or(0);
+            return Err(format!(
+                "--max-model-len {longest}: no shorter sequences have the same kernels; give another length"
+            ));
         }
         let (lengths, plans) = all.into_iter().unzip();
         Ok(Lengths { kind, lengths, plans, known: HashMap::new() })

@@ -1,9 +1,8 @@
-//! An estimate as one page of HTML that fetches nothing, and as a timeline for Chrome's trace viewers. In: planned stages, hardware, and,
-//! after a search, what was found. Out: texts.
+//! An estimate as one page of HTML that fetches nothing. In: planned stages, hardware, and, after a search, what was found. Out: its text.
 
 use super::{COLUMNS, cells, rejected, to_json};
 use crate::Refused;
-use crate::estimate::{Estimate, Planned, Row};
+use crate::estimate::{Estimate, Planned};
 use crate::hardware::{Hardware, Precision};
 use crate::search::Found;
 use astrai_engine::page::Page;
@@ -95,28 +94,4 @@ fn candidates(found: &Found, hardware: &Hardware) -> Value {
     };
     json!({"considered": found.considered, "winner": found.winner, "rejected": rejected(found),
         "frontier": found.frontier.iter().map(at).collect::<Vec<_>>()})
-}
-
-/// The launches of a step, one piece of each stage after another, as events of Chrome's trace viewers; times are microseconds.
-pub fn timeline(e: &Estimate) -> Value {
-    let (mut events, mut now) = (Vec::new(), 0.0);
-    for (stage, rank) in e.ranks.iter().enumerate() {
-        let name = json!({"name": format!("stage {stage}")});
-        events.push(json!({"name": "process_name", "ph": "M", "pid": stage, "args": name}));
-        for l in &rank.launches {
-            let Row { program, work, time, .. } = &rank.rows[l.row];
-            let us = time.total() * 1e6;
-            events.push(json!({
-                "name": work.origin, "cat": work.form, "ph": "X", "ts": now, "dur": us, "pid": stage, "tid": 0,
-                "args": {"program": program, "layer": work.layer, "flops": time.flops, "bytes": time.bytes,
-                    "bound_by": time.bound()},
-            }));
-            let live = json!({"bytes": l.live});
-            events.push(
-                json!({"name": "values between kernels", "ph": "C", "ts": now, "pid": stage, "args": live}),
-            );
-            now += us;
-        }
-    }
-    json!({"displayTimeUnit": "ms", "traceEvents": events})
 }

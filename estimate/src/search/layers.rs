@@ -2,10 +2,10 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::even;
+use crate::estimate::{even, gathers};
 use crate::hardware::Hardware;
 use crate::model::{message, time};
-use crate::schedule::{Memory, Purpose, Schedule, saved, stage};
+use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
 use crate::work::{Message, Work, work};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::shard::{STAGES, Traffic};
@@ -17,8 +17,8 @@ pub struct Layers {
     /// For each layer of the model the layer of the plan that stands for it.
     stands: Vec<usize>,
     programs: Vec<(&'static str, Vec<Work>, Vec<Symbol>)>,
-    /// Bytes of weights outside of layers that come first and last, and of each planned layer.
-    weights: ([u64; 2], Vec<u64>),
+    /// Bytes of weights outside of layers that come first and last, and of each planned layer: dense ones, and of experts.
+    weights: ([u64; 2], Vec<[u64; 2]>),
     /// Bytes that the backward pass keeps of each planned layer at the most sequences.
     saved: Vec<u64>,
     /// Other bytes of activations there.
@@ -55,26 +55,25 @@ impl Layers {
             ranks: Ranks { pp: 1, dp: s.ranks.dp, ep: s.ranks.ep, tp: s.ranks.tp },
             // Of several pieces gradients are states, of each weight as many bytes, and not among the values between kernels.
             micro: if s.purpose == Purpose::Train { 2 } else { 1 },
+            zero: 0,
             ..s.clone()
         };
         let mesh = alone.mesh(&short)?;
         let planned = stage(&short, &alone, backend, (&mesh, 0), most)?;
         let n = short.layers.len();
         let main = &planned.programs[0].1;
-        let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![0; n]));
+        let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![[0; 2]; n]));
+        let apart = experts(&main.graph);
         for w in &main.plan.weights {
             let bytes = w.weight.ty.bytes().size().unwrap_or(0) as u64;
             match number(&w.weight.name, n) {
-                Some(layer) => weights.1[layer] += bytes,
+                Some(layer) => weights.1[layer][usize::from(apart.contains(&w.weight.name))] += bytes,
                 None => weights.0[usize::from(w.weight.name != config.names.embed)] += bytes,
             }
         }
         let all: u64 = saved.iter().sum();
         let m = planned.memory;
-        let weight = (weights.0.iter().sum::<u64>() + weights.1.iter().sum::<u64>()).max(1);
-        let unshared = |bytes: u64, from: u8| {
-            if s.zero >= from { bytes * (s.ranks.dp * s.ranks.ep) as u64 } else { bytes }
-        };
+        let weight = weights.0.iter().chain(weights.1.iter().flatten()).sum::<u64>().max(1);
         Ok(Layers {
             config: config.clone(),
             stands,
@@ -82,7 +81,7 @@ impl Layers {
             saved,
             kv: m.kv_per_token as f64 / n as f64,
             most,
-            states: [unshared(m.gradients, 2) / weight, unshared(m.optimizer, 1) / weight],
+            states: [m.gradients / weight, m.optimizer / weight],
             weights,
             programs: planned
                 .programs
@@ -105,27 +104,32 @@ impl Layers {
         self.stands.iter().enumerate().filter_map(of)
     }
 
+    /// Bytes of a stage's weights before ranks share them: dense ones, and of experts.
+    pub fn weights(&self, at: usize, stages: usize) -> [u64; 2] {
+        let first = if at == 0 { self.weights.0[0] } else { 0 };
+        let last = if at + 1 == stages { self.weights.0[1] } else { 0 };
+        let layers = self.stage(at, stages).map(|l| self.weights.1[l]);
+        layers.fold([first + last, 0], |[a, b], [dense, experts]| [a + dense, b + experts])
+    }
+
     /// Memory of the fullest rank, with so many sequences a piece.
     pub fn memory(&self, s: &Schedule, batch: u64) -> Memory {
         let stages = s.ranks.pp;
-        let shares = (s.ranks.dp * s.ranks.ep) as u64;
-        let of = |bytes: u64, from: u8| if s.zero >= from { bytes.div_ceil(shares) } else { bytes };
         let scaled = |bytes: u64| (bytes as f64 * batch as f64 / self.most as f64) as u64;
         let one = |at: usize| {
             let layers: Vec<usize> = self.stage(at, stages).collect();
-            let mut weights: u64 = layers.iter().map(|l| self.weights.1[*l]).sum();
-            weights += if at == 0 { self.weights.0[0] } else { 0 };
-            weights += if at + 1 == stages { self.weights.0[1] } else { 0 };
+            let weights = self.weights(at, stages);
+            let of = |from, times: u64| s.shared(from, weights.map(|bytes| bytes * times));
             let kept: u64 = layers.iter().map(|l| self.saved[*l]).sum();
             let flight = (stages - at).min(s.micro as usize).max(1) as u64;
             let train = s.purpose == Purpose::Train;
             let tokens = batch * s.seq * s.micro;
             Memory {
-                weights: of(weights, 3),
+                weights: of(3, 1),
                 kv: if train { 0 } else { (self.kv * layers.len() as f64 * tokens as f64) as u64 },
                 activations: scaled(kept.saturating_mul(flight).saturating_add(self.scratch)),
-                gradients: of(weights * self.states[0], 2),
-                optimizer: of(weights * self.states[1], 1),
+                gradients: of(2, self.states[0]),
+                optimizer: of(1, self.states[1]),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
                 process: 0,
             }
@@ -167,13 +171,19 @@ impl Layers {
             let of = |at: usize| self.stage(at, stages).map(|l| layers[l]).sum::<f64>();
             if *program == "update" {
                 let slowest = (0..stages).map(of).fold(0.0, f64::max);
-                update += (around[0] + around[1] + slowest) / s.updates();
+                update += (around[0] + around[1] + slowest) * s.updates(self.weights(0, 1));
                 continue;
             }
             for (at, piece) in pieces.iter_mut().enumerate() {
                 *piece += of(at);
                 *piece += if at == 0 { around[0] } else { 0.0 };
                 *piece += if at + 1 == stages { around[1] } else { 0.0 };
+            }
+        }
+        for (at, piece) in pieces.iter_mut().enumerate() {
+            for m in gathers(s, mesh, self.weights(at, stages)) {
+                let sent = message(&m, hardware, mesh, &|_| None)?;
+                *piece += 2.0 * (sent.latency + sent.bandwidth);
             }
         }
         if stages > 1 {

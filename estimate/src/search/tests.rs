@@ -35,10 +35,8 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
             let batch = s.rank_batch().unwrap();
             let layers = Layers::plan(&config, s, batch, planner.backend()).unwrap();
             let mesh = s.mesh(&config).unwrap();
-            let (mut pieces, update) = layers.seconds(s, batch, &h100, &mesh).unwrap();
+            let (pieces, update) = layers.seconds(s, batch, &h100, &mesh).unwrap();
             let memory = layers.memory(s, batch);
-            let shared = gathering(s, &h100, &mesh, memory.weights).unwrap();
-            pieces.iter_mut().for_each(|p| *p += shared);
             let coarse = super::step(s, &pieces, update)[0];
             let of = coarse / e.summary.step;
             assert!((0.9..1.1).contains(&of), "{name} {purpose:?} {:?}: {of}", s.ranks);
