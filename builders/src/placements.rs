@@ -192,7 +192,10 @@ fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsS
         (names.mlp_gate_up, Role::TwoInner),
         (Some(names.mlp_down), Role::FromInner),
     ];
-    table.into_iter().find(|(n, _)| *n == Some(local)).map(|(_, role)| (role, None))
+    let latent = layer.attention.latent.as_ref().map(|l| l.names);
+    let latent = latent.map(|l| [(Some(l.q_up), Role::Heads), (Some(l.kv_up), Role::KeyHeads)]);
+    let mut table = table.into_iter().chain(latent.into_iter().flatten());
+    table.find(|(n, _)| *n == Some(local)).map(|(_, role)| (role, None))
 }
 
 /// What a rank along `axis` holds of a tensor of `rank` dimensions in this role; `None`: the default.
@@ -216,6 +219,8 @@ fn placed(
         _ => {}
     }
     let shared = axis.name == SHARED[1];
+    // An axis is sharded after those before it: of the rows of each matrix this divides what is left.
+    let before = if shared { mesh.size(SHARED[0]) } else { 1 };
     match role {
         Role::KeyHeads | Role::Cache if shared => None,
         Role::Heads | Role::KeyHeads | Role::Inner | Role::Vocabulary => rows,
@@ -226,11 +231,9 @@ fn placed(
             let kv = c.kv_heads * c.head_dim;
             sections(vec![c.heads * c.head_dim, kv, kv])
         }
-        Role::TwoInner => sections(vec![c.intermediate_size; 2]),
+        Role::TwoInner => sections(vec![c.intermediate_size / before; 2]),
         Role::ExpertsIn => {
             let e = experts?;
-            // An axis is sharded after those before it: this is what is left of the rows of each matrix.
-            let before = if shared { mesh.size(SHARED[0]) } else { 1 };
             sections(vec![e.intermediate / before; 2 * e.count / mesh.size("ep")])
         }
     }

@@ -35,13 +35,18 @@ type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, [Option<f64>; 2]);
 pub fn here(device: &Arc<dyn Device>) -> Result<Hardware, Refused> {
     match processor(&**device) {
         Some(found) => Ok(found),
-        None if device.records() => accelerator(device).map_err(|e| e.to_string()),
+        None if apart(&**device) => accelerator(device).map_err(|e| e.to_string()),
         None => Err("the peaks of this device cannot be measured; give --hardware FILE".into()),
     }
 }
 
 /// Rounds of two small kernels in the programs whose times are compared.
 pub const CHAIN: [usize; 2] = [2, 34];
+
+/// Whether a device has memory that this process does not see.
+fn apart(device: &dyn Device) -> bool {
+    device.alloc(&[1]).is_ok_and(|blocks| device.host(blocks[0].at()).is_none())
+}
 
 /// A device beside the processor.
 fn accelerator(device: &Arc<dyn Device>) -> Result<Hardware, astrai_runtime::Error> {

@@ -1,6 +1,7 @@
 //! Runs as recordings, on devices where launching many kernels takes longer than the smallest of them. In: the launches of a session. Out:
 //! the same launches, run at once where a run on the same memory with the same sizes was recorded before. The first such run is
-//! launched kernel by kernel, the second is recorded, so that sizes that come once cost nothing; the numbers are the same.
+//! launched kernel by kernel, the second is recorded, so that sizes that come once cost nothing. Where recordings are run with any sizes, the first is
+//! recorded. The numbers are the same.
 
 use super::Session;
 use crate::Error;
@@ -8,6 +9,9 @@ use crate::device::{Pointer, Recording};
 
 /// Most recordings that a session keeps: decode steps of as many sequences, say. Of runs that came once it knows as many.
 const MOST: usize = 64;
+
+/// The same where one recording does for all sizes.
+const FEW: usize = 4;
 
 /// Fewest launches in a row that are recorded.
 const FEWEST: usize = 2;
@@ -34,11 +38,13 @@ enum Part {
 pub(super) struct Recordings {
     once: Vec<Key>,
     recorded: Vec<(Key, Vec<Part>)>,
+    /// That of the newest run, whose memory the next has.
+    asked: Key,
 }
 
-/// Adds to a list of at most [`MOST`], of which the oldest goes.
-fn keep<T>(list: &mut Vec<T>, one: T) {
-    if list.len() == MOST {
+/// Adds to a list of at most so many, of which the oldest goes.
+fn keep<T>(list: &mut Vec<T>, one: T, most: usize) {
+    if list.len() == most {
         list.remove(0);
     }
     list.push(one);
@@ -50,23 +56,31 @@ impl Session {
         if !self.device.records() {
             return (0..self.launches.len()).try_for_each(|i| self.launch(i));
         }
-        let results = self.result_memory.iter().map(|block| block.at());
-        let at = self.given.iter().copied().chain(results).collect();
-        let sizes = if self.device.resizes() { vec![] } else { self.dims.clone() };
-        let key = Key { sizes, at, timed: self.profile.is_some() };
-        let Recordings { once, recorded } = &mut self.recordings;
+        let mut key = std::mem::take(&mut self.recordings.asked);
+        key.at.clear();
+        key.at.extend(self.given.iter().copied().chain(self.result_memory.iter().map(|block| block.at())));
+        key.sizes.clear();
+        if !self.device.resizes() {
+            key.sizes.extend_from_slice(&self.dims);
+        }
+        key.timed = self.profile.is_some();
+        let done = self.launch_as(&key);
+        self.recordings.asked = key;
+        done
+    }
+
+    fn launch_as(&mut self, key: &Key) -> Result<(), Error> {
+        let Recordings { once, recorded, .. } = &mut self.recordings;
         // Out of the list while it runs: a run that fails leaves nothing to run again.
-        let found = recorded.iter().position(|(known, _)| *known == key).map(|i| recorded.remove(i).1);
-        let parts = match (found, once.iter().position(|known| *known == key)) {
-            (Some(parts), _) => parts,
-            (None, Some(second)) => {
-                once.remove(second);
-                self.record_all()?
-            }
-            // What is timed was run before: launched one by one, small kernels would take as long as their launches.
-            (None, None) if key.timed && self.runs > 1 => self.record_all()?,
-            (None, None) => {
-                keep(once, key);
+        let found = recorded.iter().position(|(known, _)| known == key).map(|i| recorded.remove(i));
+        let second = once.iter().position(|known| known == key).map(|i| once.remove(i));
+        // What is timed was run before: launched one by one, small kernels would take as long as their launches.
+        let known = second.is_some() || key.timed && self.runs > 1 || self.device.resizes();
+        let (key, parts) = match found {
+            Some(found) => found,
+            None if known => (key.clone(), self.record_all()?),
+            None => {
+                keep(once, key.clone(), MOST);
                 return (0..self.launches.len()).try_for_each(|i| self.launch(i));
             }
         };
@@ -83,7 +97,7 @@ impl Session {
                 }
             }
         }
-        keep(&mut self.recordings.recorded, (key, parts));
+        keep(&mut self.recordings.recorded, (key, parts), if self.device.resizes() { FEW } else { MOST });
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Most bytes of an input that are copied although kernels could read them where they are.
-const MOVED: usize = 64 << 10;
+const MOVED: usize = 1 << 20;
 
 impl Session {
     /// Runs once; the results stay in the session's memory until the next run.

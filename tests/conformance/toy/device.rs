@@ -51,7 +51,7 @@ struct Recorder {
 struct Recorded(Vec<Call>, Arc<Recorder>, Mutex<Vec<f64>>);
 
 impl Recording for Recorded {
-    fn replay(&self) -> Result<(), Error> {
+    fn replay(&self, _sizes: &[i64]) -> Result<(), Error> {
         let timed = |call: &Call| {
             let started = Instant::now();
             call();

@@ -20,6 +20,9 @@ type Body<'a> = dyn Fn(usize, usize, Range<usize>) + Sync + 'a;
 /// Spins before a waiting thread parks: tens of microseconds, longer than the gap between two kernels.
 const SPINS: u32 = 20_000;
 
+/// Spins before a thread that waits for others gives its core to whoever else wants it, perhaps one of those: some microseconds.
+const BRIEF: u32 = 300;
+
 /// Bits of a unit's number, and most units of a call, of which several count as one where there are more; above two of them stands a call's number.
 const BITS: u32 = 24;
 const MOST: usize = (1 << BITS) - 1;
@@ -71,10 +74,10 @@ struct Shared {
     /// The caller's thread, then the workers.
     at: Vec<Apart<At>>,
     job: Apart<UnsafeCell<Option<Job>>>,
-    /// Units of calls of even and of odd numbers, for no thread is two calls ahead of another, that are left of each thread's share: the first below,
-    /// the end above [`BITS`] bits, then the call's number. Of another call, all are left. The thread takes them from the front, one after another in
-    /// memory; others, when theirs are done, from the back. The caller's thread looks at all shares in each call.
-    left: Vec<[Apart<AtomicU64>; 2]>,
+    /// Units that are left of each thread's share of a call: the first below, the end above [`BITS`] bits, then the lowest bits of the call's number.
+    /// With those of another call, all are left: the caller's thread looks at every share in each call, so that no number is older than the one
+    /// before. The thread takes them from the front, one after another in memory; others, when theirs are done, from the back.
+    left: Vec<Apart<AtomicU64>>,
     stop: AtomicBool,
     /// A body panicked: no more calls begin.
     failed: AtomicBool,
@@ -97,7 +100,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             at: (0..threads).map(|_| Apart::default()).collect(),
             job: Apart::default(),
-            left: (0..threads).map(|_| Default::default()).collect(),
+            left: (0..threads).map(|_| Apart::default()).collect(),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             panic: Mutex::new(None),
@@ -119,7 +122,7 @@ impl Pool {
     }
 
     /// Calls `body(worker, units)` until every unit in `0..units` has been covered exactly once, and returns then.
-    /// Which worker gets which units varies from run to run. One unit, or a run from within a run, stay on the calling thread.
+    /// Which worker gets which units varies from run to run. One unit, more than `u32::MAX`, or a run from within a run, stay on the calling thread.
     ///
     /// # Panics
     /// As [`run_all`](Self::run_all).
@@ -132,14 +135,14 @@ impl Pool {
     }
 
     /// Calls `body(call, worker, units)` for each call in turn until every one of its `units` has been covered exactly once. No call begins
-    /// before all units of those before it are done. From within a run, all stay on the calling thread.
+    /// before all units of those before it are done. Calls of one unit alone, or a run from within a run, stay on the calling thread.
     ///
     /// # Panics
     /// With the first panic of `body`, after all threads have left it; units not begun by then are dropped.
     pub fn run_all(&self, units: &[u32], body: &(dyn Fn(usize, usize, Range<usize>) + Sync)) {
-        if self.workers.is_empty() || WORKER.get().is_some() {
-            let each = |worker| units.iter().enumerate().for_each(|(i, n)| body(i, worker, 0..*n as usize));
-            return self.alone(&each);
+        if self.workers.is_empty() || WORKER.get().is_some() || units.iter().all(|n| *n < 2) {
+            let some = || units.iter().enumerate().filter(|(_, n)| **n > 0);
+            return self.alone(&|worker| some().for_each(|(i, n)| body(i, worker, 0..*n as usize)));
         }
         let turn = lock(&self.turn);
         let shared = &*self.shared;
@@ -171,6 +174,9 @@ impl Pool {
         let panic = if failed { lock(&shared.panic).take() } else { None };
         if failed {
             shared.failed.store(false, Ordering::Relaxed);
+            // Calls that nobody began left shares as they were.
+            let end = tagged(call.load(Ordering::Relaxed), 0..0);
+            shared.left.iter().for_each(|left| left.0.store(end, Ordering::Relaxed));
         }
         drop(turn);
         if let Some(payload) = panic {
@@ -284,13 +290,13 @@ impl Shared {
         mine.store(job.first + units.len() as u64, Ordering::Release);
     }
 
-    /// Waits until all threads are ready for a call. The caller's thread comes first: when it is, a worker is inside or enters at this call or
-    /// behind it, or not at all.
+    /// Waits until all threads are ready for a call. The caller's thread comes first: when it is, a worker is inside, or enters at this call or
+    /// behind it, or not at all, or has left the run, of which this is the last call or which failed.
     fn wait_for_others(&self, me: usize, call: u64) {
         for (thread, Apart(at)) in self.at.iter().enumerate().filter(|(thread, _)| *thread != me) {
             let mut spins = 0;
             while at.call.load(Ordering::Acquire) < call
-                && (thread == 0 || at.state.load(Ordering::Relaxed) == INSIDE)
+                && (thread == 0 || at.state.load(Ordering::Acquire) == INSIDE)
             {
                 wait(&mut spins);
             }
@@ -300,7 +306,7 @@ impl Shared {
 
 /// The units of a call, in a share for each thread.
 struct Shares<'a> {
-    left: &'a [[Apart<AtomicU64>; 2]],
+    left: &'a [Apart<AtomicU64>],
     call: u64,
     units: usize,
 }
@@ -321,21 +327,21 @@ impl Shares<'_> {
         let (begin, end) = (units.end - half(&units), units.end);
         let first = begin..begin + (end - begin).div_ceil(2);
         // Nobody else writes a share that is empty.
-        self.left[me][self.call as usize % 2].0.store(self.tagged(&(first.end..end)), Ordering::Relaxed);
+        self.left[me].0.store(tagged(self.call, first.end..end), Ordering::Relaxed);
         Some(first)
     }
 
     /// What is left of a thread's share becomes what this makes of it; what it was.
     fn change(&self, thread: usize, to: impl Fn(&Range<usize>) -> Range<usize>) -> Range<usize> {
-        let Apart(left) = &self.left[thread][self.call as usize % 2];
+        let Apart(left) = &self.left[thread];
         let mut found = left.load(Ordering::Relaxed);
         loop {
-            let begun = found >> (2 * BITS) == self.tagged(&(0..0)) >> (2 * BITS);
+            let begun = found >> (2 * BITS) == tagged(self.call, 0..0) >> (2 * BITS);
             let units = if begun { parts(found) } else { self.whole(thread) };
             if begun && units.is_empty() {
                 return units;
             }
-            let rest = self.tagged(&to(&units));
+            let rest = tagged(self.call, to(&units));
             match left.compare_exchange_weak(found, rest, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return units,
                 Err(now) => found = now,
@@ -348,10 +354,10 @@ impl Shares<'_> {
         let bound = |thread: usize| (self.units * thread).div_ceil(self.left.len());
         bound(thread)..bound(thread + 1)
     }
+}
 
-    fn tagged(&self, units: &Range<usize>) -> u64 {
-        units.start as u64 | (units.end as u64) << BITS | self.call << (2 * BITS)
-    }
+fn tagged(call: u64, units: Range<usize>) -> u64 {
+    units.start as u64 | (units.end as u64) << BITS | call << (2 * BITS)
 }
 
 fn parts(left: u64) -> Range<usize> {
@@ -379,7 +385,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn wait(spins: &mut u32) {
-    if *spins < SPINS {
+    if *spins < BRIEF {
         *spins += 1;
         std::hint::spin_loop();
     } else {

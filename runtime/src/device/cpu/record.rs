@@ -6,6 +6,7 @@ use crate::Error;
 use crate::device::{Block, Launch, Pointer, Recording};
 use astrai_ir::Symbol;
 use std::cell::RefCell;
+use std::iter;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sizes that kernels are given at most: symbols, the round, the threads.
@@ -123,11 +124,14 @@ impl Calls {
 
     /// Launches one kernel.
     pub(super) fn launch(code: &Code, launch: &Launch, pool: &Pool) -> Result<(), Error> {
-        let mut calls = Calls::default();
+        let mut calls = ONE.take();
         let one = Bound { code, buffers: launch.buffers, workspace: launch.workspace };
-        calls.set(std::iter::once(one), launch.symbols, launch.sizes, pool.threads())?;
-        calls.run(pool);
-        Ok(())
+        let done = calls.set(iter::once(one), launch.symbols, launch.sizes, pool.threads());
+        if done.is_ok() {
+            calls.run(pool);
+        }
+        ONE.set(calls);
+        done
     }
 }
 
@@ -152,6 +156,8 @@ pub(super) struct Recorder {
 }
 
 thread_local! {
+    /// Memory for the calls of a single launch.
+    static ONE: RefCell<Calls> = RefCell::default();
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
@@ -174,10 +180,21 @@ impl Recorder {
         pool: &Arc<Pool>,
     ) -> Result<Box<dyn Recording>, Error> {
         RECORDER.set(Some(Recorder::default()));
-        let done = launches();
+        // Also when they panic: what is launched later would not run.
+        let ends = Ends;
+        launches()?;
         let of = RECORDER.take().unwrap_or_default();
-        done?;
-        Ok(Box::new(Kept { of, pool: pool.clone(), calls: Mutex::default() }))
+        drop(ends);
+        Ok(Box::new(Kept { of, pool: pool.clone(), newest: Mutex::default() }))
+    }
+}
+
+/// Ends a thread's recording.
+struct Ends;
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        RECORDER.take();
     }
 }
 
@@ -185,18 +202,28 @@ impl Recorder {
 struct Kept {
     of: Recorder,
     pool: Arc<Pool>,
-    calls: Mutex<(Option<Vec<i64>>, Calls)>,
+    newest: Mutex<Newest>,
+}
+
+#[derive(Default)]
+struct Newest {
+    calls: Calls,
+    sizes: Vec<i64>,
+    /// Whether these are the calls with these sizes.
+    set: bool,
 }
 
 impl Recording for Kept {
     fn replay(&self, sizes: &[i64]) -> Result<(), Error> {
-        let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let (with, calls) = &mut *kept;
-        if with.as_deref() != Some(sizes) {
-            *with = None;
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let Newest { calls, sizes: known, set } = &mut *newest;
+        if !*set || known != sizes {
+            *set = false;
             let launches = self.of.launches.iter().map(Recorded::bound);
             calls.set(launches, &self.of.symbols, sizes, self.pool.threads())?;
-            *with = Some(sizes.to_vec());
+            known.clear();
+            known.extend_from_slice(sizes);
+            *set = true;
         }
         calls.run(&self.pool);
         Ok(())

@@ -146,3 +146,18 @@ fn more_units_than_a_share_holds() {
     });
     assert_eq!(sum.load(Ordering::Relaxed), units.iter().map(|n| *n as usize).sum::<usize>());
 }
+
+#[test]
+fn shares_of_old_calls_are_not_those_of_new_ones() {
+    let (pool, sum) = (pool(2), AtomicUsize::new(0));
+    let count = |_: usize, range: Range<usize>| {
+        sum.fetch_add(range.len(), Ordering::Relaxed);
+    };
+    // A call's number, of which a share has 16 bits, comes again.
+    (0..1 << 15).for_each(|_| pool.run(4, &count));
+    for calls in [[4, 4].as_slice(), &[4, 0, 1, 4, 1]] {
+        sum.store(0, Ordering::Relaxed);
+        pool.run_all(calls, &|_, worker, range| count(worker, range));
+        assert_eq!(sum.load(Ordering::Relaxed), calls.iter().sum::<u32>() as usize);
+    }
+}
