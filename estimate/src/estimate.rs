@@ -3,7 +3,7 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, time_among, touched};
+use crate::model::{Time, message, time_among, touched};
 use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
@@ -318,6 +318,15 @@ pub fn gathers(s: &Schedule, mesh: &Mesh, weights: [u64; 2]) -> Vec<Message> {
     };
     let all = weights.into_iter().zip(s.holders()).zip([&["dp", "ep"][..], &["dp"]]);
     all.filter(|((bytes, ranks), _)| s.zero > 2 && *ranks > 1 && *bytes > 0).map(of).collect()
+}
+
+/// Seconds of these, twice a piece.
+///
+/// # Errors
+/// The hardware has no links.
+pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, weights: [u64; 2]) -> Result<f64, Refused> {
+    let sent = gathers(s, mesh, weights).into_iter().map(|m| message(&m, hardware, mesh, &|_| None));
+    sent.map(|sent| sent.map(|sent| 2.0 * (sent.latency + sent.bandwidth))).sum()
 }
 
 fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank]) -> Summary {

@@ -276,11 +276,7 @@ fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refu
             works.push((settled(w, &bound)?, launches));
         }
     }
-    let mut beside = 0.0;
-    for m in crate::estimate::gathers(&schedule, &mesh, planned[0].weights) {
-        let sent = crate::model::message(&m, hardware, &mesh, &|_| None)?;
-        beside += 2.0 * (sent.latency + sent.bandwidth) * e.micro as f64;
-    }
+    let beside = crate::estimate::gathering(&schedule, hardware, &mesh, planned[0].weights)? * e.micro as f64;
     let rows = if purpose == Purpose::Decode { e.batch } else { e.batch * e.seq };
     Ok((works, mesh, beside, rows as f64 / schedule.devices() as f64))
 }

@@ -2,7 +2,7 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::{even, gathers};
+use crate::estimate::{even, gathering};
 use crate::hardware::Hardware;
 use crate::model::{message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
@@ -181,10 +181,7 @@ impl Layers {
             }
         }
         for (at, piece) in pieces.iter_mut().enumerate() {
-            for m in gathers(s, mesh, self.weights(at, stages)) {
-                let sent = message(&m, hardware, mesh, &|_| None)?;
-                *piece += 2.0 * (sent.latency + sent.bandwidth);
-            }
+            *piece += gathering(s, hardware, mesh, self.weights(at, stages))?;
         }
         if stages > 1 {
             let width = self.config.hidden_size * s.storage.bytes();

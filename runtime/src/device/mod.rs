@@ -93,9 +93,14 @@ pub struct Launch<'a> {
 impl Launch<'_> {
     /// Value of a symbol.
     pub fn size(&self, name: &str) -> Option<u64> {
-        let at = self.symbols.iter().position(|s| &*s.name == name)?;
-        self.sizes.get(at).and_then(|n| u64::try_from(*n).ok())
+        size_of_symbol(self.symbols, self.sizes, name)
     }
+}
+
+/// Value of a symbol among these.
+fn size_of_symbol(symbols: &[Symbol], sizes: &[i64], name: &str) -> Option<u64> {
+    let at = symbols.iter().position(|s| &*s.name == name)?;
+    sizes.get(at).and_then(|n| u64::try_from(*n).ok())
 }
 
 /// A kernel that a device has built and loaded.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 const EMITTER: u32 = 3;
 
 /// A function over units of one phase.
-type RunFn = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
+pub(super) type RunFn = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
 /// Number of units of a phase.
 type CountFn = unsafe extern "C" fn(*const i64) -> i64;
 

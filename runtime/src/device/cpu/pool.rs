@@ -128,9 +128,8 @@ impl Pool {
     /// As [`run_all`](Self::run_all).
     pub fn run(&self, units: usize, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
         match u32::try_from(units) {
-            Ok(0) => {}
-            Ok(n) if n > 1 => self.run_all(&[n], &|_, worker, units| body(worker, units)),
-            _ => self.alone(&|worker| body(worker, 0..units)),
+            Ok(n) => self.run_all(&[n], &|_, worker, units| body(worker, units)),
+            Err(_) => self.alone(&|worker| body(worker, 0..units)),
         }
     }
 
@@ -159,15 +158,13 @@ impl Pool {
         shared.walk(0, job, first, &|call| self.offer(call));
         for Apart(worker) in &shared.at[1..] {
             let mut spins = 0;
-            let mut state = worker.state.load(Ordering::Acquire);
-            while state >= INSIDE {
-                let change =
-                    |from| worker.state.compare_exchange(from, AWAKE, Ordering::Acquire, Ordering::Acquire);
-                match if state == INSIDE { Err(state) } else { change(state) } {
-                    Ok(_) => break,
-                    Err(_) => wait(&mut spins),
+            // Who is inside leaves; who is not must not enter any more.
+            let retract =
+                |from| worker.state.compare_exchange(from, AWAKE, Ordering::Acquire, Ordering::Relaxed);
+            while let state @ INSIDE.. = worker.state.load(Ordering::Acquire) {
+                if state == INSIDE || retract(state).is_err() {
+                    wait(&mut spins);
                 }
-                state = worker.state.load(Ordering::Acquire);
             }
         }
         let failed = shared.failed.load(Ordering::Relaxed);

@@ -1,9 +1,10 @@
 //! Launches as calls that the threads go through by themselves. In: kernels with their buffers, sizes. Out: for each phase of each kernel a function,
 //! what it is given, and how many units it has; kept from run to run, so that only what changed goes from one core's cache to another's.
 
+use super::compiler::RunFn;
 use super::{Code, Pool};
 use crate::Error;
-use crate::device::{Block, Launch, Pointer, Recording};
+use crate::device::{Block, Launch, Pointer, Recording, size_of_symbol};
 use astrai_ir::Symbol;
 use std::cell::RefCell;
 use std::iter;
@@ -11,9 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sizes that kernels are given at most: symbols, the round, the threads.
 const MOST_SIZES: usize = 32;
-
-/// A function over units.
-type RunFn = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
 
 /// One phase of one round of a launch.
 #[derive(Clone, Copy)]
@@ -62,10 +60,7 @@ impl Calls {
         sizes: &[i64],
         threads: usize,
     ) -> Result<(), Error> {
-        let size = |name: &str| {
-            let at = symbols.iter().position(|s| &*s.name == name)?;
-            sizes.get(at).and_then(|n| u64::try_from(*n).ok())
-        };
+        let size = |name: &str| size_of_symbol(symbols, sizes, name);
         let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
         let mut rounds = 0;
         for Bound { code, workspace, .. } in launches.clone() {
@@ -231,5 +226,22 @@ impl Recording for Kept {
 
     fn seconds(&self) -> Result<Vec<f64>, Error> {
         Ok(vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn a_recording_that_panics_or_fails_ends() {
+        let pool = Arc::new(Pool::new(1).unwrap());
+        let ended = || RECORDER.with_borrow(Option::is_none);
+        let panics = || Recorder::record(&mut || panic!("a launch failed"), &pool).map(drop);
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert!(ended());
+        assert!(Recorder::record(&mut || Err(Error::Input("a launch failed".into())), &pool).is_err());
+        assert!(ended());
     }
 }
