@@ -2,6 +2,7 @@
 
 mod here;
 mod replay;
+mod search;
 mod shown;
 
 pub use here::measured;
@@ -16,8 +17,8 @@ use astrai_estimate::estimate::{Planned, estimate};
 use astrai_estimate::hardware::{Hardware, PRESETS};
 use astrai_estimate::lengths::Lengths;
 use astrai_estimate::llmsim::{self, DIFFERENCES};
+use astrai_estimate::report;
 use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
-use astrai_estimate::{report, search};
 use astrai_ir::DType;
 use astrai_train::settings::Recompute;
 use clap::{Args, ValueEnum};
@@ -51,6 +52,7 @@ pub enum Legacy {
   astrai estimate model/config.json --for decode --batch 32 --seq 4096 --hardware h200
   astrai estimate model/config.json --for train --batch 64 --seq 4096 --dp 8 --tp 4 --json
   astrai estimate model/config.json --for decode --seq 4096 --search throughput --devices 64 --max-latency 50
+  astrai estimate model/config.json --for decode --seq 4096 --search cost --max-devices 64 --tp 8 --csv schedules.csv
   astrai estimate model/config.json --replay --request-rate 20 --num-prompts 10000 --goodput ttft:500 tpot:50
   astrai estimate --calibrate here.json
   astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
@@ -86,11 +88,11 @@ pub struct Estimate {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// Write the rows as comma-separated values
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
+    /// Write the rows as comma-separated values; of a search those of all schedules that it looked at
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list"])]
     csv: Option<PathBuf>,
-    /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "search"])]
+    /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim, of a search all schedules
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
     xlsx: Option<PathBuf>,
     /// Write a page of charts that fetches nothing: time, roofline, memory, timeline, sensitivity; of a search also its frontier
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list"])]
@@ -98,15 +100,8 @@ pub struct Estimate {
     /// Write the launches of a step as JSON for Chrome's trace viewers (chrome://tracing, Perfetto)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
     timeline: Option<PathBuf>,
-    /// Look for the best tp, dp, ep, pp, pieces, --batch (unless given), and in training --zero and --recompute
-    #[arg(long, value_enum, value_name = "BEST", requires = "devices", conflicts_with_all = ["legacy", "list"])]
-    search: Option<Objective>,
-    /// Devices of a schedule (--search)
-    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
-    devices: Option<u32>,
-    /// Most milliseconds of a step (--search)
-    #[arg(long, value_name = "MS", requires = "search")]
-    max_latency: Option<f64>,
+    #[command(flatten)]
+    searched: search::SearchFlags,
     #[command(flatten)]
     here: HereFlags,
     #[command(flatten)]
@@ -173,19 +168,6 @@ impl HereFlags {
     }
 }
 
-/// Values of `--search`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Objective {
-    /// The least time of a step
-    Latency,
-    /// The most tokens per second
-    Throughput,
-    /// The fewest dollars for a token, or device seconds where the hardware has no price
-    Cost,
-    /// The most tokens per second within --max-latency
-    Goodput,
-}
-
 /// What is run, on which ranks.
 #[derive(Args, Clone, Debug)]
 struct ScheduleFlags {
@@ -200,32 +182,32 @@ struct ScheduleFlags {
     seq: u64,
     /// How long sequences are that decode goes on with, in place of --seq: uniform:128..4096, lognormal:MEDIAN,SIGMA..LONGEST, or a
     /// file with a length on every line
-    #[arg(long, value_name = "LENGTHS", conflicts_with_all = ["seq", "legacy", "list", "search", "check", "replay"])]
+    #[arg(long, value_name = "LENGTHS", conflicts_with_all = ["seq", "legacy", "list", "check", "replay"])]
     context_dist: Option<String>,
-    /// Ranks that share tensors
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    tp: u32,
-    /// Ranks with sequences of their own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    dp: u32,
-    /// Ranks that share experts, each with sequences of its own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    ep: u32,
-    /// Stages of layers
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 12))]
-    pp: u32,
+    /// Ranks that share tensors [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    tp: Option<u32>,
+    /// Ranks with sequences of their own [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    dp: Option<u32>,
+    /// Ranks that share experts, each with sequences of its own [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ep: Option<u32>,
+    /// Stages of layers [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 12))]
+    pp: Option<u32>,
     /// Pieces in which a rank's sequences go through the stages [default: 1; in training one a stage]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     micro_batches: Option<u64>,
-    /// Groups of layers of a stage, of an interleaved pipeline (train)
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
-    interleave: u64,
-    /// What data-parallel ranks share of training's state: the optimiser's (1), gradients (2), weights (3)
-    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
-    zero: u8,
-    /// Activations that training computes again
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Recompute::Selective)]
-    recompute: Recompute,
+    /// Groups of layers of a stage, of an interleaved pipeline (train) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
+    interleave: Option<u64>,
+    /// What data-parallel ranks share of training's state: the optimiser's (1), gradients (2), weights (3) [default: 0]
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(0..=3))]
+    zero: Option<u8>,
+    /// Activations that training computes again [default: selective]
+    #[arg(long, value_enum, value_name = "WHICH")]
+    recompute: Option<Recompute>,
     /// How weights and activations are stored
     #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
     dtype: DTypeName,
@@ -235,8 +217,8 @@ struct ScheduleFlags {
 
 impl ScheduleFlags {
     fn schedule(&self) -> Schedule {
-        let micro = if self.purpose == Purpose::Train { u64::from(self.pp) } else { 1 };
-        let [pp, dp, ep, tp] = [self.pp, self.dp, self.ep, self.tp].map(|n| n as usize);
+        let [pp, dp, ep, tp] = [self.pp, self.dp, self.ep, self.tp].map(|n| n.unwrap_or(1) as usize);
+        let micro = if self.purpose == Purpose::Train { pp as u64 } else { 1 };
         Schedule {
             purpose: match self.purpose {
                 Purpose::Train => Estimated::Train,
@@ -248,15 +230,34 @@ impl ScheduleFlags {
             lengths: None,
             ranks: Ranks { pp, dp, ep, tp },
             micro: self.micro_batches.unwrap_or(micro),
-            interleave: self.interleave,
-            zero: self.zero,
+            interleave: self.interleave.unwrap_or(1),
+            zero: self.zero.unwrap_or(0),
             storage: if self.dtype == DTypeName::F32 { DType::F32 } else { DType::BF16 },
-            recompute: match self.recompute {
-                Recompute::None => astrai_runtime::Recompute::None,
-                Recompute::Selective => astrai_runtime::Recompute::Selective,
-                Recompute::Full => astrai_runtime::Recompute::Full,
-            },
+            recompute: self.recompute.map(computed_again).unwrap_or_default(),
         }
+    }
+}
+
+impl ScheduleFlags {
+    /// Gives a schedule the lengths of `--context-dist`, and the longest of so many sequences.
+    fn contexts(&self, schedule: &mut Schedule, sequences: u64) -> Result<(), Failure> {
+        let Some(text) = &self.context_dist else { return Ok(()) };
+        if schedule.purpose != Estimated::Decode {
+            bail!("--context-dist: only sequences that decode goes on with differ; give --for decode");
+        }
+        let lengths = Lengths::parse(text).map_err(|e| format!("--context-dist {e}"))?;
+        schedule.seq = lengths.longest(sequences);
+        schedule.lengths = Some(lengths);
+        Ok(())
+    }
+}
+
+/// What the runtime calls a value of `--recompute`.
+fn computed_again(which: Recompute) -> astrai_runtime::Recompute {
+    match which {
+        Recompute::None => astrai_runtime::Recompute::None,
+        Recompute::Selective => astrai_runtime::Recompute::Selective,
+        Recompute::Full => astrai_runtime::Recompute::Full,
     }
 }
 
@@ -294,7 +295,7 @@ impl Estimate {
             }
         };
         let flags = &self.schedule;
-        if flags.recompute != Recompute::Selective && flags.purpose != Purpose::Train {
+        if flags.recompute.is_some_and(|r| r != Recompute::Selective) && flags.purpose != Purpose::Train {
             bail!("--recompute: only training computes activations again; leave it out");
         }
         if (flags.purpose != Purpose::Decode && !self.replay.replay) || self.legacy.is_some() {
@@ -315,7 +316,7 @@ impl Estimate {
             (Some(model), Some(Legacy::Llmsim)) => self.llmsim(model, out)?,
             (Some(model), None) if self.here.check => self.check(model, out)?,
             (Some(model), None) if self.replay.replay => self.replay(model, out)?,
-            (Some(model), None) if self.search.is_some() => self.search(model, out)?,
+            (Some(model), None) if self.searched.search.is_some() => self.search(model, out)?,
             (Some(model), None) => self.plan(model, out)?,
             (None, _) => bail!("give a config.json or a model directory"),
         }
@@ -324,57 +325,6 @@ impl Estimate {
 
     fn hardware(&self) -> &str {
         self.hardware.as_deref().unwrap_or("h100-sxm")
-    }
-
-    /// The best schedules.
-    fn search(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
-        let flags = &self.schedule;
-        if [flags.tp, flags.dp, flags.ep, flags.pp] != [1; 4]
-            || flags.micro_batches.is_some()
-            || flags.zero > 0
-        {
-            bail!("--search looks for tp, dp, ep, pp, pieces and zero; leave their flags out");
-        }
-        if flags.interleave > 1 {
-            bail!("--search: pipelines are not interleaved there; leave --interleave out");
-        }
-        let objective = match self.search {
-            Some(Objective::Latency) => search::Objective::Latency,
-            Some(Objective::Cost) => search::Objective::Cost,
-            Some(Objective::Goodput) => search::Objective::Goodput,
-            _ => search::Objective::Throughput,
-        };
-        if let Some(ms) = self.max_latency.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
-            bail!("--max-latency {ms} must be a number above 0");
-        }
-        if objective == search::Objective::Goodput && self.max_latency.is_none() {
-            bail!("--search goodput: give the limit, --max-latency MS");
-        }
-        let fixed_batch = flags.batch.is_some();
-        if flags.purpose == Purpose::Train && !fixed_batch {
-            bail!("--search of training: give the sequences of a step, --batch N");
-        }
-        let (config, file) = self.config(model)?;
-        let hardware = Hardware::open(self.hardware())?;
-        let asked = search::Search {
-            base: flags.schedule(),
-            objective,
-            devices: self.devices.unwrap_or(1) as usize,
-            fixed_batch,
-            most_seconds: self.max_latency.map(|ms| ms / 1e3),
-        };
-        let started = std::time::Instant::now();
-        let found = asked.run(&config, &hardware).map_err(|e| format!("{file}: {e}"))?;
-        let seconds = started.elapsed().as_secs_f64();
-        if let (Some(path), Some(best)) = (&self.html, found.frontier.get(found.winner)) {
-            let planned = Planned::new(&config, &best.schedule, hardware.planner().backend())?;
-            write(path, report::page(&file, &planned, &hardware, Some(&found))?.as_bytes())?;
-        }
-        match self.json {
-            true => writeln!(out, "{}", report::found(&found, seconds))?,
-            false => write!(out, "{}", shown::found(&found, seconds))?,
-        }
-        Ok(())
     }
 
     /// The configuration, and the file's name.
@@ -393,14 +343,8 @@ impl Estimate {
         let (config, file) = self.config(model)?;
         let hardware = Hardware::open(self.hardware())?;
         let mut schedule = self.schedule.schedule();
-        if let Some(text) = &self.schedule.context_dist {
-            if schedule.purpose != Estimated::Decode {
-                bail!("--context-dist: only sequences that decode goes on with differ; give --for decode");
-            }
-            let lengths = Lengths::parse(text).map_err(|e| format!("--context-dist {e}"))?;
-            schedule.seq = lengths.longest(schedule.batch);
-            schedule.lengths = Some(lengths);
-        }
+        let batch = schedule.batch;
+        self.schedule.contexts(&mut schedule, batch)?;
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
         let planned = Planned::new(&config, &schedule, hardware.planner().backend()).map_err(named)?;
         let found = planned.on(&hardware).map_err(named)?;
@@ -458,9 +402,9 @@ impl Estimate {
             batch: flags.batch.unwrap_or(1),
             seq: flags.seq,
             decode: flags.purpose == Purpose::Decode,
-            tp: flags.tp.into(),
-            dp: flags.dp.into(),
-            ep: flags.ep.into(),
+            tp: flags.tp.unwrap_or(1).into(),
+            dp: flags.dp.unwrap_or(1).into(),
+            ep: flags.ep.unwrap_or(1).into(),
             mtp: self.mtp,
             deepep: self.deepep,
             dense_dp: self.dense_dp,

@@ -8,7 +8,7 @@ use astrai_estimate::llmsim::{COLUMNS, DIFFERENCES, Machine, Report, Row};
 use astrai_estimate::published::{Compared, ENGINES, Outcome};
 use astrai_estimate::report::message;
 use astrai_estimate::schedule::{Purpose, Schedule};
-use astrai_estimate::search::Found;
+use astrai_estimate::search::{Found, Rejected};
 use std::collections::BTreeMap;
 
 /// Seconds in a unit that suits them.
@@ -139,9 +139,21 @@ fn flags(s: &Schedule) -> String {
     text += &format!(" --micro-batches {}", s.micro);
     if s.purpose == Purpose::Train {
         let recompute = format!("{:?}", s.recompute).to_lowercase();
+        if s.interleave > 1 {
+            text += &format!(" --interleave {}", s.interleave);
+        }
         text += &format!(" --zero {} --recompute {recompute}", s.zero);
     }
     text
+}
+
+/// The flags of a rejected schedule; of ranks that are refused whole no more than these.
+fn which(r: &Rejected) -> String {
+    let ranks = r.schedule.ranks;
+    match r.whole {
+        true => format!("--tp {} --dp {} --ep {} --pp {}", ranks.tp, ranks.dp, ranks.ep, ranks.pp),
+        false => flags(&r.schedule),
+    }
 }
 
 /// The frontier, the winner, and why the others were rejected, reasons of the same words once.
@@ -157,22 +169,26 @@ pub fn found(found: &Found, took: f64) -> String {
             seconds(t.step),
             format!("{:.1}", t.tokens_per_s),
             format!("{:.1}", t.tokens_per_s / t.devices as f64),
+            t.devices.to_string(),
             bytes(t.memory.total()),
             flags(&e.schedule),
         ];
         cells.to_vec()
     };
     let rows: Vec<_> = found.frontier.iter().enumerate().map(row).collect();
-    out += &table(&["", "step", "tokens/s", "a device", "memory", "schedule"], &rows);
+    out += &table(&["", "step", "tokens/s", "a device", "devices", "memory", "schedule"], &rows);
+    if !found.between.is_empty() {
+        out += &format!("{} more between these, by the coarse plan\n", found.between.len());
+    }
     // Numbers aside, reasons are few.
-    let mut reasons: BTreeMap<String, (usize, &(Schedule, String))> = BTreeMap::new();
+    let mut reasons: BTreeMap<String, (usize, &Rejected)> = BTreeMap::new();
     for one in &found.rejected {
-        let words = one.1.split(|c: char| !c.is_alphabetic()).filter(|w| !w.is_empty());
+        let words = one.why.split(|c: char| !c.is_alphabetic()).filter(|w| !w.is_empty());
         reasons.entry(words.collect()).or_insert((0, one)).0 += 1;
     }
     let mut rows: Vec<_> = reasons.into_values().collect();
     rows.sort_by_key(|(n, _)| std::cmp::Reverse(*n));
-    let row = |(n, (s, why)): &(usize, &(Schedule, String))| vec![n.to_string(), why.clone(), flags(s)];
+    let row = |(n, r): &(usize, &Rejected)| vec![n.to_string(), r.why.clone(), which(r)];
     out += "\n";
     out + &table(&["rejected", "why, of one of them", "which"], &rows.iter().map(row).collect::<Vec<_>>())
 }

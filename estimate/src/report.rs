@@ -1,10 +1,12 @@
 //! An estimate as data for others. In: an estimate. Out: one JSON object, comma-separated rows.
 
 mod page;
+mod searched;
 mod sheets;
 mod timeline;
 
 pub use page::page;
+pub use searched::{found, found_csv, found_sheets};
 pub use sheets::{Sheet, workbook};
 pub use timeline::timeline;
 
@@ -14,7 +16,6 @@ use crate::estimate::{Estimate, Row, computed_in};
 use crate::hardware::Hardware;
 use crate::published::{Compared, Outcome};
 use crate::schedule::{Memory, Purpose, Schedule};
-use crate::search::Found;
 use serde_json::{Map, Value, json};
 
 /// Columns of the comma-separated form and of the table.
@@ -129,27 +130,6 @@ fn schedule(s: &Schedule) -> Value {
     })
 }
 
-/// Rejected schedules with the reasons.
-fn rejected(found: &Found) -> Value {
-    found.rejected.iter().map(|(s, why)| json!({"schedule": schedule(s), "reason": why})).collect()
-}
-
-/// What a search found, each rejected schedule with its reason.
-pub fn found(found: &Found, seconds: f64) -> Value {
-    let kept = |e: &Estimate| {
-        let mut one = to_json(e);
-        if let Some(fields) = one.as_object_mut() {
-            fields.remove("operators");
-        }
-        one
-    };
-    let frontier: Vec<Value> = found.frontier.iter().map(kept).collect();
-    json!({
-        "considered": found.considered, "seconds": seconds, "winner": frontier.get(found.winner), "frontier": frontier,
-        "rejected": rejected(found),
-    })
-}
-
 /// The estimate as one object.
 pub fn to_json(e: &Estimate) -> Value {
     let (s, sum) = (&e.schedule, &e.summary);
@@ -186,13 +166,18 @@ pub fn to_json(e: &Estimate) -> Value {
 
 /// Rows as comma-separated text, a line a row under their names.
 pub fn to_csv(e: &Estimate) -> String {
+    csv(&COLUMNS, e.ranks.iter().flat_map(|r| &r.rows).map(cells))
+}
+
+/// Lines of comma-separated values under their names; what is not known is empty.
+fn csv(head: &[&str], rows: impl Iterator<Item = Vec<Value>>) -> String {
     let cell = |v: &Value| match v {
+        Value::Null => String::new(),
         Value::String(text) => astrai_files::csv_cell(text),
         other => other.to_string(),
     };
-    let line = |r: &Row| cells(r).iter().map(cell).collect::<Vec<_>>().join(",");
-    let rows = e.ranks.iter().flat_map(|r| &r.rows).map(line);
-    let mut lines: Vec<String> = std::iter::once(COLUMNS.join(",")).chain(rows).collect();
+    let rows = rows.map(|row| row.iter().map(cell).collect::<Vec<_>>().join(","));
+    let mut lines: Vec<String> = std::iter::once(head.join(",")).chain(rows).collect();
     lines.push(String::new());
     lines.join("\n")
 }

@@ -10,7 +10,7 @@ use astrai_engine::serving::TOKENS;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
 use astrai_ir::{Backend, DType, Graph, Mesh, Node, Placement};
-use astrai_passes::{Fidelity, MeshSharding, Saturate};
+use astrai_passes::{Fidelity, MeshSharding, Policy, Saturate, Wide, pipeline, precision, shard};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
@@ -218,18 +218,13 @@ pub fn stage(
     if s.purpose == Purpose::Train {
         return train(config, s, backend, (mesh, stage), batch);
     }
-    let decode = || {
-        let table = (s.seq as usize).div_ceil(Cache::PAGE);
-        let pages = table.saturating_mul(batch as usize);
-        let windows = windows(config, table, batch as usize);
-        let cache = Cache { page: Cache::PAGE, pages, table, windows };
-        let program =
-            Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) };
-        // With latents in pages exact steps would make every key again; engines do not.
-        forward(config, s.storage, backend, (mesh, stage), &program, served_fidelity(config))
-    };
+    let table = (s.seq as usize).div_ceil(Cache::PAGE);
+    let windows = windows(config, table, batch as usize);
+    let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table, windows };
+    let step = Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) };
     let planned = if s.purpose == Purpose::Decode {
-        decode()?
+        // With latents in pages exact steps would make every key again; engines do not.
+        forward(config, s.storage, backend, (mesh, stage), &step, served_fidelity(config))?
     } else {
         let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
         let program = Program { logits, ..Program::full(batch, s.seq) };
@@ -238,9 +233,9 @@ pub fn stage(
     let cost = planned.cost().map_err(|e| e.to_string())?;
     // What is left of a prompt is what the pages of decode hold of it: latents themselves, of a window no more than is seen.
     let (kv, kv_per_token) = match s.purpose {
-        Purpose::Decode => kept(&planned, s)?,
+        Purpose::Decode => kept(&planned.graph, s),
         _ if config.encoder.is_some() => (0, 0),
-        _ => kept(&decode()?, s)?,
+        _ => kept(&placed(config, s.storage, (mesh, stage), &step)?, s),
     };
     let memory = Memory {
         weights: cost.weight_bytes,
@@ -253,11 +248,33 @@ pub fn stage(
 }
 
 /// Bytes of keys and values in the pages of a step of decode, and of a token.
-fn kept(decode: &Compiled, s: &Schedule) -> Result<(u64, u64), Refused> {
-    let windowed = states(&decode.graph, &|name| name.starts_with(Cache::WINDOWED));
-    let whole = states(&decode.graph, &|_| true) - windowed;
-    let cost = decode.cost().map_err(|e| e.to_string())?;
-    Ok((windowed + (whole as f64 * s.part(None)).ceil() as u64, cost.kv_bytes_per_token))
+fn kept(decode: &Graph, s: &Schedule) -> (u64, u64) {
+    let windowed = states(decode, &|name| name.starts_with(Cache::WINDOWED));
+    let whole = states(decode, &|_| true) - windowed;
+    // The first dimension of a state are its rows, one a token.
+    let row =
+        |n: &Node| n.ty().bytes().size().zip(n.ty().shape.first()?.size()).map(|(b, rows)| b / rows.max(1));
+    let kept = decode.nodes().iter().filter(|n| matches!(n.op, Op::State(_)));
+    let token = kept.filter_map(row).map(|b| b as u64).sum();
+    (windowed + (whole as f64 * s.part(None)).ceil() as u64, token)
+}
+
+/// The graph of a rank of one stage as far as its states are settled: nothing is planned.
+fn placed(
+    config: &ModelConfig,
+    storage: DType,
+    (mesh, stage): (&Mesh, usize),
+    program: &Program,
+) -> Result<Graph, Refused> {
+    let graph = build(config, program).map_err(|e| e.to_string())?;
+    let leaves = placements(config, mesh, &graph);
+    let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
+    let of_stage = match shards.stages() {
+        Some(axis) => pipeline(&graph, axis, stage),
+        None => Ok(graph),
+    };
+    let policy = Policy { storage, wide: &Wide::default() };
+    of_stage.and_then(|g| shard(&g, &shards)).and_then(|g| precision(&g, policy)).map_err(|e| e.to_string())
 }
 
 /// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.

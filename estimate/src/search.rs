@@ -1,9 +1,13 @@
-//! The best schedules. In: a configuration, a number of devices, limits. Out: the frontier of latency and throughput, the winner, and why
-//! each other schedule was rejected. Every group of ranks that share tensors and experts is planned once, with two layers of each kind;
-//! what other batches, stages and recomputation cost follows from its symbolic sizes. A batch that does not fit rejects all greater
-//! ones without being looked at. Those on the frontier are then planned whole.
+//! The best schedules. In: a configuration, devices, axes that are fixed, limits. Out: the frontier of latency and throughput, the winner,
+//! and why each other schedule was rejected. Every group of ranks that share tensors and experts is planned once, with two layers of each
+//! kind; what other batches, stages and recomputation cost follows from its symbolic sizes. A batch that does not fit rejects all greater
+//! ones without being looked at, and devices that cannot hold the weights reject all of their ranks. Those on the frontier are then
+//! planned whole.
 
 mod layers;
+mod space;
+
+pub use space::{Devices, Fixed};
 
 use crate::Refused;
 use crate::estimate::{Estimate, estimate, step};
@@ -11,7 +15,6 @@ use crate::hardware::Hardware;
 use crate::schedule::{Memory, Purpose, Schedule};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::Backend;
-use astrai_runtime::Recompute;
 use layers::Layers;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -21,31 +24,35 @@ use std::sync::Mutex;
 pub enum Objective {
     /// The least time of a step.
     Latency,
-    /// The most tokens per second.
+    /// The most tokens per second of a device.
     Throughput,
     /// The fewest dollars for a token; where the hardware has no price, the fewest device seconds.
     Cost,
-    /// The most tokens per second within the limit of latency.
+    /// The most tokens per second of a device within the limit of latency.
     Goodput,
 }
 
 /// What is searched.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// Program, sequence length and type of every schedule; its batch is used where `batch` is set.
+    /// Program, sequence length and type of every schedule; its batch is used where `fixed_batch` is set.
     pub base: Schedule,
     /// What is best.
     pub objective: Objective,
-    /// Devices of every schedule.
-    pub devices: usize,
+    /// Devices of a schedule.
+    pub devices: Devices,
+    /// Axes that are given.
+    pub fixed: Fixed,
     /// Whether the batch is given.
     pub fixed_batch: bool,
     /// Most seconds of a step.
     pub most_seconds: Option<f64>,
+    /// Most bytes that a rank holds, where these are fewer than the hardware has.
+    pub most_memory: Option<f64>,
 }
 
-/// Schedules that fit, and those that do not with the reason.
-type Looked = (Vec<Candidate>, Vec<(Schedule, String)>);
+/// Schedules that fit, and those that do not.
+type Looked = (Vec<Candidate>, Vec<Rejected>);
 
 /// A schedule and what it would do, by the coarse plan.
 #[derive(Clone, Debug)]
@@ -60,17 +67,58 @@ pub struct Candidate {
     pub memory: Memory,
 }
 
+impl Candidate {
+    /// Tokens per second of a device: what a schedule of few devices leaves idle, others like it use.
+    fn each(&self) -> f64 {
+        self.tokens_per_s / self.schedule.devices() as f64
+    }
+}
+
+/// A schedule that is not on the frontier, with what is known of it.
+#[derive(Clone, Debug)]
+pub struct Rejected {
+    /// The schedule; where `whole` is set, its ranks stand for all schedules that these ranks, or so many devices, would have.
+    pub schedule: Schedule,
+    /// Whether none of the schedules of its ranks is possible.
+    pub whole: bool,
+    /// Why, in one line.
+    pub why: String,
+    /// Bytes of the fullest rank.
+    pub memory: Option<u64>,
+    /// Seconds of a step.
+    pub step: Option<f64>,
+    /// Tokens per second of all devices.
+    pub tokens_per_s: Option<f64>,
+}
+
+impl Rejected {
+    fn unseen(schedule: Schedule, why: String) -> Rejected {
+        Rejected { schedule, whole: false, why, memory: None, step: None, tokens_per_s: None }
+    }
+
+    fn seen(c: Candidate, why: String) -> Rejected {
+        Rejected {
+            memory: Some(c.memory.total()),
+            step: Some(c.step),
+            tokens_per_s: Some(c.tokens_per_s),
+            ..Rejected::unseen(c.schedule, why)
+        }
+    }
+}
+
 /// What was found.
 #[derive(Debug)]
 pub struct Found {
-    /// Schedules that were looked at, rejected ones among them.
+    /// Schedules that were looked at, rejected ones among them; ranks that are refused whole count once.
     pub considered: usize,
-    /// No other is both faster and has more tokens per second; the fastest first, planned whole.
+    /// No other is both faster and has more tokens per second of a device; the fastest first, planned whole.
     pub frontier: Vec<Estimate>,
     /// Which of the frontier is best.
     pub winner: usize,
+    /// Others on the frontier of the coarse plans, between those that were planned whole.
+    pub between: Vec<Candidate>,
     /// The others, each with the reason.
-    pub rejected: Vec<(Schedule, String)>,
+    pub rejected: Vec<Rejected>,
 }
 
 /// Most schedules on the frontier that are planned whole.
@@ -79,150 +127,141 @@ const WHOLE: usize = 8;
 /// Most rounds of whole plans.
 const TRIES: usize = 16;
 
-/// Sequences of a rank that are tried.
-const BATCHES: [u64; 18] = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768];
-
-fn powers(most: usize) -> impl Iterator<Item = usize> {
-    (0..).map(|i| 1usize << i).take_while(move |n| *n <= most)
-}
+/// Schedules by the ranks that share tensors and experts, and by what is computed again: what a plan depends on.
+type Groups = BTreeMap<(usize, usize, u8), Vec<Schedule>>;
 
 impl Search {
-    /// Groups of ranks whose product is the number of devices.
-    fn meshes(&self, config: &ModelConfig) -> Vec<Ranks> {
-        let experts = config.layers.iter().any(|l| l.mlp.router().is_some());
-        let mut found = Vec::new();
-        for tp in powers(self.devices.min(64)) {
-            for pp in powers(self.devices.min(16)) {
-                for ep in powers(if experts { self.devices } else { 1 }) {
-                    let product = tp * pp * ep;
-                    if self.devices.is_multiple_of(product) {
-                        found.push(Ranks { pp, dp: self.devices / product, ep, tp });
-                    }
-                }
-            }
-        }
-        found
+    /// The hardware with no more memory than may be used.
+    pub fn limited(&self, hardware: &Hardware) -> Hardware {
+        let memory = self.most_memory.map_or(hardware.memory, |most| most.min(hardware.memory));
+        Hardware { memory, ..hardware.clone() }
     }
 
-    /// Sequences of a rank in a step, in how many pieces, with what shared and recomputed.
-    fn variants(&self, ranks: Ranks) -> Vec<Schedule> {
-        let shares = (ranks.dp * ranks.ep) as u64;
-        let batches: Vec<u64> = match self.fixed_batch {
-            true => vec![self.base.batch / shares],
-            false => BATCHES.to_vec(),
-        };
+    /// What is fixed and no schedule of this program may have.
+    fn check(&self) -> Result<(), Refused> {
         let train = self.base.purpose == Purpose::Train;
-        let mut found = Vec::new();
-        for here in batches {
-            let micros: Vec<u64> = if train || ranks.pp > 1 {
-                powers(here.max(1) as usize).map(|n| n as u64).collect()
-            } else {
-                vec![1]
-            };
-            for micro in micros.into_iter().filter(|m| here.is_multiple_of(*m) && here > 0) {
-                let zeros: &[u8] = if train && shares > 1 { &[0, 1, 2, 3] } else { &[0] };
-                let again: &[Recompute] = match train {
-                    true => &[Recompute::None, Recompute::Selective, Recompute::Full],
-                    false => &[Recompute::Selective],
-                };
-                for (&zero, &recompute) in zeros.iter().flat_map(|z| again.iter().map(move |r| (z, r))) {
-                    let batch = if self.fixed_batch { self.base.batch } else { here * shares };
-                    found.push(Schedule { batch, ranks, micro, zero, recompute, ..self.base.clone() });
-                }
-            }
+        if let Some(zero) = self.fixed.zero.filter(|zero| *zero > 0 && !train) {
+            return Err(format!("--zero {zero}: only training has states to share; leave it out"));
         }
-        found
+        let piped = train && self.fixed.pp != Some(1);
+        match self.fixed.interleave.filter(|n| *n > 1 && !piped) {
+            Some(n) => Err(format!(
+                "--interleave {n}: only training over several stages (--pp) interleaves; leave it out"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Searches.
     ///
     /// # Errors
-    /// No schedule fits; the line names the commonest reason.
+    /// What is fixed does not go together, or no schedule fits; the line names the flags, or the commonest reasons.
     pub fn run(&self, config: &ModelConfig, hardware: &Hardware) -> Result<Found, Refused> {
+        self.check()?;
+        let hardware = &self.limited(hardware);
+        let ranks = Ranks { pp: 1, dp: 1, ep: 1, tp: 1 };
+        // What is searched starts from nothing.
+        let base = Schedule { ranks, micro: 1, interleave: 1, zero: 0, ..self.base.clone() };
+        let searched = Search { base, ..self.clone() };
+        let (groups, mut rejected) = searched.space(config, hardware)?;
+        let considered = rejected.len() + groups.values().map(Vec::len).sum::<usize>();
         let planner = hardware.planner();
         let backend = planner.backend();
-        let near = hardware.links.first().map_or(1, |l| l.devices as usize);
-        let mut rejected: Vec<(Schedule, String)> = Vec::new();
-        let mut groups: BTreeMap<(usize, usize, u8), Vec<Schedule>> = BTreeMap::new();
-        let mut considered = 0;
-        for ranks in self.meshes(config) {
-            let all = self.variants(ranks);
-            considered += all.len().max(1);
-            let refused = match (Schedule { ranks, ..self.base.clone() }).mesh(config) {
-                Err(line) => Some(line),
-                Ok(_) if ranks.tp > near => {
-                    Some(format!("tp={} is more than the {near} devices of the nearest link", ranks.tp))
-                }
-                Ok(_) if all.is_empty() => {
-                    Some(format!("--batch {} has no sequence for each of dp and ep", self.base.batch))
-                }
-                Ok(_) => None,
-            };
-            if let Some(line) = refused {
-                let of = Schedule { ranks, ..self.base.clone() };
-                let list = if all.is_empty() { vec![of] } else { all };
-                rejected.extend(list.into_iter().map(|s| (s, line.clone())));
-                continue;
-            }
-            for s in all {
-                groups.entry((s.ranks.tp, s.ranks.ep, s.recompute as u8)).or_default().push(s);
-            }
-        }
-        let (candidates, others) = self.look(config, hardware, backend, groups)?;
+        let (mut candidates, others) = searched.look(config, hardware, backend, groups)?;
         rejected.extend(others);
         let mut whole: Vec<Estimate> = Vec::new();
-        let mut candidates = candidates;
         // Whom the whole plan refuses makes room for the next best.
         for _ in 0..TRIES {
-            let (best, dominated) = frontier(candidates.clone());
             let mut refused = Vec::new();
-            for c in spread(best) {
+            for c in spread(frontier(candidates.clone()).0) {
                 if whole.iter().any(|e| e.schedule == c.schedule) {
                     continue;
                 }
                 match estimate(config, &c.schedule, hardware, backend) {
                     Ok(e) if e.summary.left >= 0 => whole.push(e),
-                    Ok(e) => refused
-                        .push((c.schedule, format!("planned whole it lacks {} bytes", -e.summary.left))),
-                    Err(line) => refused.push((c.schedule, line)),
+                    Ok(e) => {
+                        refused.push((c, format!("planned whole it lacks {} bytes", -e.summary.left)));
+                    }
+                    Err(line) => refused.push((c, line)),
                 }
             }
             if refused.is_empty() {
-                rejected.extend(dominated);
                 break;
             }
-            candidates.retain(|c| refused.iter().all(|(s, _)| *s != c.schedule));
-            rejected.extend(refused);
+            candidates.retain(|c| refused.iter().all(|(r, _)| r.schedule != c.schedule));
+            rejected.extend(refused.into_iter().map(|(c, why)| Rejected::seen(c, why)));
         }
         whole.sort_by(|a, b| a.summary.step.total_cmp(&b.summary.step));
+        let (mut between, dominated) = frontier(candidates);
+        rejected.extend(dominated);
+        between.retain(|c| whole.iter().all(|e| e.schedule != c.schedule));
         let winner =
             (0..whole.len()).max_by(|a, b| self.score(&whole[*a]).total_cmp(&self.score(&whole[*b])));
-        let none = || {
-            // Reasons of the same words count as one.
-            let mut counts: BTreeMap<String, (usize, &str)> = BTreeMap::new();
-            for (_, why) in &rejected {
-                let words = why.split(|c: char| !c.is_alphabetic()).collect();
-                counts.entry(words).or_insert((0, why)).0 += 1;
-            }
-            let mut most: Vec<_> = counts.into_values().collect();
-            most.sort_by_key(|(n, _)| std::cmp::Reverse(*n));
-            let most: Vec<String> =
-                most.iter().take(3).map(|(n, why)| format!("{why} ({n} times)")).collect();
-            format!(
-                "none of {considered} schedules on {} devices is possible: {}",
-                self.devices,
-                most.join("; ")
-            )
+        let none = || self.none(considered, &rejected);
+        Ok(Found { considered, winner: winner.ok_or_else(none)?, frontier: whole, between, rejected })
+    }
+
+    /// Every schedule in its group, and what is refused before anything is planned.
+    fn space(&self, config: &ModelConfig, hardware: &Hardware) -> Result<(Groups, Vec<Rejected>), Refused> {
+        let near = hardware.links.first().map_or(1, |l| l.devices as usize);
+        let (mut groups, mut rejected) = (Groups::new(), Vec::new());
+        let refused = |ranks: Ranks, why: String| {
+            let of = Schedule { ranks, ..self.base.clone() };
+            Rejected { whole: true, ..Rejected::unseen(of, why) }
         };
-        Ok(Found { considered, winner: winner.ok_or_else(none)?, frontier: whole, rejected })
+        for devices in self.counts()? {
+            if let Some(why) = self.too_few(config, devices, hardware.memory) {
+                rejected.push(refused(Ranks { dp: devices, ..self.base.ranks }, why));
+                continue;
+            }
+            for ranks in self.meshes(config, devices) {
+                let all = match ranks.tp > near && self.fixed.tp.is_none() {
+                    true => {
+                        Err(format!("tp={} is more than the {near} devices of the nearest link", ranks.tp))
+                    }
+                    false => self.variants(config, ranks),
+                };
+                match all {
+                    Ok(list) => list.into_iter().for_each(|s| {
+                        groups.entry((ranks.tp, ranks.ep, s.recompute as u8)).or_default().push(s);
+                    }),
+                    Err(line) => rejected.push(refused(ranks, line)),
+                }
+            }
+        }
+        Ok((groups, rejected))
+    }
+
+    /// Why nothing is possible: the commonest reasons.
+    fn none(&self, considered: usize, rejected: &[Rejected]) -> Refused {
+        // Reasons of the same words count as one.
+        let mut counts: BTreeMap<String, (usize, &str)> = BTreeMap::new();
+        for r in rejected {
+            let words = r.why.split(|c: char| !c.is_alphabetic()).collect();
+            counts.entry(words).or_insert((0, &r.why)).0 += 1;
+        }
+        let mut most: Vec<_> = counts.into_values().collect();
+        most.sort_by_key(|(n, _)| std::cmp::Reverse(*n));
+        let most: Vec<String> = most.iter().take(3).map(|(n, why)| format!("{why} ({n} times)")).collect();
+        let devices = match self.devices {
+            Devices::Exactly(n) => format!("{n} devices"),
+            Devices::UpTo(n) => format!("up to {n} devices"),
+        };
+        match most.is_empty() {
+            true => format!("no ranks that are looked at are {devices} with {}", self.fixed.ranks().0),
+            false => {
+                format!("none of {considered} schedules on {devices} is possible: {}", most.join("; "))
+            }
+        }
     }
 
     /// Greater is better.
     fn score(&self, e: &Estimate) -> f64 {
+        let each = e.summary.tokens_per_s / e.summary.devices as f64;
         match self.objective {
             Objective::Latency => -e.summary.step,
-            Objective::Throughput | Objective::Goodput => e.summary.tokens_per_s,
-            Objective::Cost => -e.summary.cost.unwrap_or(e.summary.devices as f64 / e.summary.tokens_per_s),
+            Objective::Throughput | Objective::Goodput => each,
+            Objective::Cost => -e.summary.cost.unwrap_or(1.0 / each),
         }
     }
 
@@ -232,7 +271,7 @@ impl Search {
         config: &ModelConfig,
         hardware: &Hardware,
         backend: &dyn Backend,
-        groups: BTreeMap<(usize, usize, u8), Vec<Schedule>>,
+        groups: Groups,
     ) -> Result<Looked, Refused> {
         let todo = Mutex::new(groups.into_values().collect::<Vec<_>>());
         let found = Mutex::new((Vec::new(), Vec::new()));
@@ -249,9 +288,11 @@ impl Search {
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(worker))));
-        let (mut good, bad) = found.into_inner().map_err(|_| "a thread of the search failed".to_string())?;
+        let (mut good, mut bad): Looked =
+            found.into_inner().map_err(|_| "a thread of the search failed".to_string())?;
         // Threads finish as they like, the result does not.
-        good.sort_by_key(|c| format!("{:?}", c.schedule));
+        good.sort_by_cached_key(|c| format!("{:?}", c.schedule));
+        bad.sort_by_cached_key(|r| format!("{:?}", r.schedule));
         Ok((good, bad))
     }
 
@@ -262,70 +303,87 @@ impl Search {
         hardware: &Hardware,
         backend: &dyn Backend,
         mut group: Vec<Schedule>,
-    ) -> (Vec<Candidate>, Vec<(Schedule, String)>) {
+    ) -> Looked {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         let most = group.iter().filter_map(|s| s.rank_batch().ok()).max().unwrap_or(1);
-        let layers = match Layers::plan(config, &group[0], most, backend) {
+        // Of one data-parallel rank the plan would lack the messages between several.
+        let widest = group.iter().max_by_key(|s| s.ranks.dp).unwrap_or(&self.base);
+        let layers = match Layers::plan(config, widest, most, backend) {
             Ok(layers) => layers,
-            Err(line) => return (good, group.into_iter().map(|s| (s, line.clone())).collect()),
+            Err(line) => {
+                return (good, group.into_iter().map(|s| Rejected::unseen(s, line.clone())).collect());
+            }
         };
-        group.sort_by_key(|s| (s.ranks.pp, s.zero, s.batch / s.micro));
-        // Of these stages and what is shared, the least piece that did not fit.
-        let mut full: Option<(usize, u8, u64, String)> = None;
+        let alike = |s: &Schedule| (s.ranks.pp, s.ranks.dp, s.zero, s.interleave);
+        group.sort_by_key(|s| (alike(s), s.batch / s.micro));
+        // Of schedules that are alike but for their pieces, the least piece that did not fit.
+        let mut full: Option<(Schedule, String)> = None;
         for s in group {
-            let piece = s.batch / s.micro;
-            if let Some((pp, zero, least, why)) = &full
-                && (*pp, *zero) == (s.ranks.pp, s.zero)
-                && piece >= *least
+            if let Some((least, why)) = &full
+                && alike(least) == alike(&s)
+                && s.batch / s.micro >= least.batch / least.micro
                 && s.purpose == Purpose::Train
             {
-                bad.push((s, format!("greater than one that does not fit: {why}")));
+                bad.push(Rejected::unseen(s, format!("greater than one that does not fit: {why}")));
                 continue;
             }
             match self.one(&s, &layers, hardware) {
                 Ok(c) => good.push(c),
-                Err(why) => {
-                    if why.starts_with("needs") {
-                        full = Some((s.ranks.pp, s.zero, piece, why.clone()));
+                Err(r) => {
+                    if r.why.starts_with("needs") {
+                        full = Some((s, r.why.clone()));
                     }
-                    bad.push((s, why));
+                    bad.push(*r);
                 }
             }
         }
         (good, bad)
     }
 
-    fn one(&self, s: &Schedule, layers: &Layers, hardware: &Hardware) -> Result<Candidate, String> {
-        let batch = s.rank_batch()?;
+    fn one(&self, s: &Schedule, layers: &Layers, hardware: &Hardware) -> Result<Candidate, Box<Rejected>> {
+        let unseen = |line: String| Rejected::unseen(s.clone(), line);
+        let batch = s.rank_batch().map_err(unseen)?;
         let memory = Memory { process: hardware.process as u64, ..layers.memory(s, batch) };
         let (need, have) = (memory.total() as f64, hardware.memory);
         if need > have {
-            return Err(format!("needs {:.1} GB of {:.1} GB", need / 1e9, have / 1e9));
+            let line = format!("needs {:.1} GB of {:.1} GB", need / 1e9, have / 1e9);
+            return Err(Rejected { memory: Some(memory.total()), ..unseen(line) }.into());
         }
-        let mesh = layers.mesh(s)?;
-        let (pieces, update) = layers.seconds(s, batch, hardware, &mesh)?;
+        let mesh = layers.mesh(s).map_err(unseen)?;
+        let (pieces, update) = layers.seconds(s, batch, hardware, &mesh).map_err(unseen)?;
         let [step, period, _] = step(s, &pieces, update);
-        if let Some(most) = self.most_seconds.filter(|most| step > *most) {
-            return Err(format!("takes {:.2} ms, more than the limit of {:.2} ms", step * 1e3, most * 1e3));
-        }
         let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
-        Ok(Candidate { schedule: s.clone(), step, tokens_per_s: tokens / period, memory })
+        let found = Candidate { schedule: s.clone(), step, tokens_per_s: tokens / period, memory };
+        match self.most_seconds.filter(|most| step > *most) {
+            Some(most) => {
+                let [takes, most] = [step, most].map(|s| s * 1e3);
+                let line = format!("takes {takes:.2} ms, more than the limit of {most:.2} ms");
+                Err(Rejected::seen(found, line).into())
+            }
+            None => Ok(found),
+        }
     }
 }
 
 /// Those that no other beats in both, the fastest first; and the others, each with one that beats it.
-fn frontier(mut all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Schedule, String)>) {
-    all.sort_by(|a, b| a.step.total_cmp(&b.step).then(b.tokens_per_s.total_cmp(&a.tokens_per_s)));
+fn frontier(mut all: Vec<Candidate>) -> (Vec<Candidate>, Vec<Rejected>) {
+    // Of those that do the same the ones with the fewest devices.
+    let devices = |c: &Candidate| c.schedule.devices();
+    all.sort_by(|a, b| {
+        a.step.total_cmp(&b.step).then(b.each().total_cmp(&a.each())).then(devices(a).cmp(&devices(b)))
+    });
     let (mut best, mut others): (Vec<Candidate>, Vec<_>) = (Vec::new(), Vec::new());
     for c in all {
         match best.last() {
-            Some(b) if b.tokens_per_s >= c.tokens_per_s => {
+            Some(b) if b.each() >= c.each() * (1.0 - 1e-9) => {
                 let r = b.schedule.ranks;
-                let by = format!(
-                    "tp={} dp={} ep={} pp={} of {} sequences",
+                let more = if b.each() > c.each() * (1.0 + 1e-9) { "more" } else { "as many" };
+                let each = if devices(b) == devices(&c) { "" } else { " of a device" };
+                let why = format!(
+                    "tp={} dp={} ep={} pp={} of {} sequences is as fast and has {more} tokens per second{each}",
                     r.tp, r.dp, r.ep, r.pp, b.schedule.batch
                 );
-                others.push((c.schedule, format!("{by} is as fast and has more tokens per second")));
+                others.push(Rejected::seen(c, why));
             }
             _ => best.push(c),
         }

@@ -1,6 +1,7 @@
 //! An estimate as one page of HTML that fetches nothing. In: planned stages, hardware, and, after a search, what was found. Out: its text.
 
-use super::{COLUMNS, cells, rejected, to_json};
+use super::searched::rejected;
+use super::{COLUMNS, cells, to_json};
 use crate::Refused;
 use crate::estimate::{Estimate, Planned};
 use crate::hardware::{Hardware, Precision};
@@ -90,7 +91,7 @@ fn candidates(found: &Found, hardware: &Hardware) -> Value {
     let at = |e: &Estimate| {
         let s = &e.summary;
         json!({"schedule": super::schedule(&e.schedule), "step": s.step, "tokens_per_s": s.tokens_per_s,
-            "memory": s.memory.total(), "device_memory": hardware.memory})
+            "tokens_per_s_per_device": s.tokens_per_s / s.devices as f64, "memory": s.memory.total(), "device_memory": hardware.memory})
     };
     json!({"considered": found.considered, "winner": found.winner, "rejected": rejected(found),
         "frontier": found.frontier.iter().map(at).collect::<Vec<_>>()})

@@ -4,12 +4,14 @@
 use crate::Refused;
 use crate::estimate::{even, gathering};
 use crate::hardware::Hardware;
-use crate::model::{message, time};
+use crate::model::{Sizes, message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
 use crate::work::{Message, Work, work};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::shard::{STAGES, Traffic};
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// The plan of a group.
 pub struct Layers {
@@ -29,7 +31,12 @@ pub struct Layers {
     most: u64,
     /// States of training beside a weight, bytes for each of the weight's: gradients, optimiser.
     states: [u64; 2],
+    /// Of so many sequences and a window the part of the keys that there are, as far as they were asked for.
+    parts: RefCell<BTreeMap<(u64, Option<u64>), f64>>,
 }
+
+/// Sequences whose lengths stand for those of more.
+const LENGTHS: u64 = 4096;
 
 impl Layers {
     /// Plans the group's programs for up to `most` sequences a piece.
@@ -83,6 +90,7 @@ impl Layers {
             most,
             states: [m.gradients / weight, m.optimizer / weight],
             weights,
+            parts: RefCell::default(),
             programs: planned
                 .programs
                 .iter()
@@ -94,6 +102,39 @@ impl Layers {
     /// The mesh of a schedule.
     pub fn mesh(&self, s: &Schedule) -> Result<Mesh, Refused> {
         s.mesh(&self.config)
+    }
+
+    /// Of the keys that sequences would have were all as long as the longest, the part that there are.
+    fn part(&self, s: &Schedule, window: Option<u64>) -> f64 {
+        if s.lengths.is_none() {
+            return 1.0;
+        }
+        let batch = s.batch.min(LENGTHS);
+        let part = || Schedule { batch, ..s.clone() }.part(window);
+        *self.parts.borrow_mut().entry((batch, window)).or_insert_with(part)
+    }
+
+    /// A launch as this schedule has it, where that is not as the group was planned: among more or fewer data-parallel ranks, or over
+    /// sequences of different lengths.
+    fn changed(&self, w: &Work, s: &Schedule, mesh: &Mesh, sizes: Sizes) -> Result<Option<Work>, Refused> {
+        let same = |m: &Message| m.over.iter().all(|a| mesh.axes.contains(a));
+        let uneven = w.form == "attention" && s.lengths.is_some();
+        if w.messages.iter().all(same) && !uneven {
+            return Ok(None);
+        }
+        let mut w = w.clone();
+        for m in &mut w.messages {
+            for axis in &mut m.over {
+                axis.size = mesh.axes.iter().find(|a| a.name == axis.name).map_or(1, |a| a.size);
+            }
+            m.traffic.ranks = m.over.iter().map(|a| a.size as u64).product();
+        }
+        if uneven {
+            let part = self.part(s, w.window);
+            let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(sizes)? as f64 * part) as usize));
+            (w.flops, w.bytes) = (of(&w.flops)?, of(&w.bytes)?);
+        }
+        Ok(Some(w))
     }
 
     /// Planned layers of a stage.
@@ -121,13 +162,19 @@ impl Layers {
             let weights = self.weights(at, stages);
             let of = |from, times: u64| s.shared(from, weights.map(|bytes| bytes * times));
             let kept: u64 = layers.iter().map(|l| self.saved[*l]).sum();
-            let flight = (stages - at).min(s.micro as usize).max(1) as u64;
+            // As in whole plans: of the pieces in flight what is saved of each, interleaved of each group of layers.
+            let flight = (s.ahead(at) as u64 + 1).min(s.micro * s.interleave);
+            let held = (kept.saturating_mul(flight) / s.interleave).max(kept);
             let train = s.purpose == Purpose::Train;
             let tokens = batch * s.seq * s.micro;
             Memory {
                 weights: of(3, 1),
-                kv: if train { 0 } else { (self.kv * layers.len() as f64 * tokens as f64) as u64 },
-                activations: scaled(kept.saturating_mul(flight).saturating_add(self.scratch)),
+                kv: if train {
+                    0
+                } else {
+                    (self.kv * layers.len() as f64 * tokens as f64 * self.part(s, None)) as u64
+                },
+                activations: scaled(held.saturating_add(self.scratch)),
                 gradients: of(2, self.states[0]),
                 optimizer: of(1, self.states[1]),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
@@ -161,6 +208,8 @@ impl Layers {
             let mut around = [0.0; 2];
             let mut begun = false;
             for w in works {
+                let other = self.changed(w, s, mesh, &sizes)?;
+                let w = other.as_ref().unwrap_or(w);
                 let seconds = time(w, hardware, mesh, &sizes)?.total();
                 begun |= !w.layers.is_empty();
                 match w.layers.as_slice() {
@@ -189,7 +238,8 @@ impl Layers {
             let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
             let m = Message { operator: "send", traffic: Traffic::point_to_point(bytes), over };
             let sent = message(&m, hardware, mesh, &|_| None)?;
-            let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 };
+            // There and back, and interleaved once for each group of layers.
+            let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 } * s.interleave as f64;
             pieces.iter_mut().for_each(|p| *p += times * (sent.latency + sent.bandwidth));
         }
         Ok((pieces, update))

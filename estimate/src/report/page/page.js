@@ -231,7 +231,9 @@ function sensitivity() {
   });
 }
 
-const ranks = s => ["tp", "dp", "ep", "pp"].map(k => `${k}=${s[k]}`).join(" ") + `, batch ${s.batch}${s.for === "train" ? `, ZeRO ${s.zero}, recompute ${s.recompute}` : ""}`;
+// Of ranks that were refused whole no more than these is known.
+const pieces = s => `, batch ${s.batch}${s.for === "train" ? `, ZeRO ${s.zero}, recompute ${s.recompute}${s.interleave > 1 ? `, interleaved ${s.interleave} times` : ""}` : ""}`;
+const ranks = s => ["tp", "dp", "ep", "pp"].map(k => `${k}=${s[k]}`).join(" ") + (s.batch === undefined ? "" : pieces(s));
 function search() {
   const found = DATA.search;
   if (!found) return;
@@ -240,13 +242,13 @@ function search() {
   const span = of => [Math.min(...f.map(of)) / 1.2, Math.max(...f.map(of)) * 1.2];
   const c = chart("search", {
     label: "frontier", x: { range: span(e => e.step), log: true, name: "step", show: time },
-    y: { range: span(e => e.tokens_per_s), log: true, name: "tokens/s", show: trim },
+    y: { range: span(e => e.tokens_per_s_per_device), log: true, name: "tokens/s a device", show: trim },
   });
-  c.root.append(line(f.map(e => [c.x(e.step), c.y(e.tokens_per_s)]), { stroke: color(0) }));
+  c.root.append(line(f.map(e => [c.x(e.step), c.y(e.tokens_per_s_per_device)]), { stroke: color(0) }));
   f.forEach((e, i) => {
     const best = i === found.winner;
-    const circle = svg("circle", { cx: c.x(e.step), cy: c.y(e.tokens_per_s), r: best ? 8 : 5, fill: color(best ? 4 : 0), tabindex: 0 });
-    c.root.append(mark(circle, `${best ? "best: " : ""}${ranks(e.schedule)}\n${time(e.step)}, ${trim(e.tokens_per_s)} tokens/s\n${bytes(e.memory)} of ${bytes(e.device_memory)}`));
+    const circle = svg("circle", { cx: c.x(e.step), cy: c.y(e.tokens_per_s_per_device), r: best ? 8 : 5, fill: color(best ? 4 : 0), tabindex: 0 });
+    c.root.append(mark(circle, `${best ? "best: " : ""}${ranks(e.schedule)}\n${time(e.step)}, ${trim(e.tokens_per_s)} tokens/s, ${trim(e.tokens_per_s_per_device)} a device of ${e.schedule.devices}\n${bytes(e.memory)} of ${bytes(e.device_memory)}`));
   });
   const reasons = new Map();
   for (const r of found.rejected) {
