@@ -98,9 +98,9 @@ impl Work {
         }
     }
 
-    /// Whether it is what one stage of a pipeline sends to the next.
+    /// Whether it is what one stage of a pipeline sends to the next: of a layer, not the gradient of a weight that two stages have.
     pub fn is_sent(&self) -> bool {
-        self.messages.iter().any(|m| m.operator == "send")
+        !self.layers.is_empty() && self.messages.iter().any(|m| m.operator == "send")
     }
 
     /// Whose numbers it has, of [`crate::hardware::ARCHETYPES`].

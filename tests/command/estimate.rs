@@ -138,6 +138,32 @@ fn an_estimate_adds_up() {
     }
 }
 
+/// Every schedule that a search looked at is a line; axes that are given are the same in all of them.
+#[test]
+fn a_search_says_what_it_looked_at() {
+    let model = root("bench/shapes/qwen3-moe-tiny.json");
+    let dir = tempfile::tempdir().unwrap();
+    let [csv, book] = ["all.csv", "all.xlsx"].map(|name| dir.path().join(name));
+    let asked = ["--for", "decode", "--search", "cost", "--max-devices", "4", "--tp", "1", "--pp", "1"];
+    let limits = ["--max-memory", "60GB", "--context-dist", "uniform:1..512"];
+    let files = ["--csv", text(&csv), "--xlsx", text(&book), "--json"];
+    let found = object(&[&["estimate", text(&model)][..], &asked, &limits, &files].concat());
+    let considered = found["considered"].as_u64().unwrap() as usize;
+    let counted = ["frontier", "between", "rejected"].map(|key| found[key].as_array().unwrap().len());
+    assert_eq!(counted.iter().sum::<usize>(), considered);
+    assert_eq!(found["winner"]["summary"]["device_memory"], 60e9);
+    let lines = std::fs::read_to_string(csv).unwrap();
+    let rows: Vec<Vec<&str>> = lines.lines().map(|line| line.split(',').collect()).collect();
+    let column = |name: &str| rows[0].iter().position(|cell| *cell == name).unwrap();
+    let cells = |name: &str| rows[1..].iter().map(|row| row[column(name)]).collect::<Vec<_>>();
+    assert_eq!(rows.len(), considered + 1);
+    assert!(cells("tp").iter().all(|n| *n == "1") && cells("devices").contains(&"4"));
+    assert_eq!(cells("status").iter().filter(|status| **status == "best").count(), 1);
+    let known = cells("step_ms").into_iter().zip(cells("status")).filter(|(ms, _)| !ms.is_empty());
+    assert!(known.clone().any(|(_, status)| status == "rejected") && known.count() > counted[0]);
+    assert!(std::fs::read(book).unwrap().starts_with(b"PK"));
+}
+
 /// Codes as `quantization_config` says, or as a flag says instead; in training there are none. A GPU's weights lie in memory once.
 #[test]
 fn weights_are_planned_as_they_are_stored() {
@@ -298,6 +324,18 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--replay", "--request-rate", "0"], "--request-rate 0"),
         (vec!["--replay", "--request-rate", "-3"], "--request-rate -3"),
         (vec!["--search", "latency", "--devices", "8", "--max-latency", "-1"], "--max-latency -1"),
+        (vec!["--search", "latency"], "--devices N or --max-devices N"),
+        (vec!["--search", "latency", "--devices", "8", "--max-devices", "8"], "--max-devices"),
+        (vec!["--search", "latency", "--devices", "8", "--max-memory", "60"], "`60` has no unit"),
+        (vec!["--max-memory", "60GB"], "--search"),
+        (vec!["--search", "latency", "--devices", "8", "--tp", "3"], "--tp 3: these are 3 ranks"),
+        (vec!["--search", "latency", "--max-devices", "2", "--pp", "4"], "more than --max-devices 2"),
+        (vec!["--search", "latency", "--devices", "8", "--zero", "1"], "--zero 1"),
+        (vec!["--search", "latency", "--devices", "8", "--interleave", "2"], "--interleave 2"),
+        (
+            vec!["--search", "latency", "--devices", "8", "--context-dist", "uniform:1..9"],
+            "give --for decode",
+        ),
         (vec!["--replay", "--ep", "2"], "leave --pp, --dp and --ep out"),
         (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
         (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),

@@ -63,6 +63,7 @@ impl Layers {
             // Of several pieces gradients are states, of each weight as many bytes, and not among the values between kernels.
             micro: if s.purpose == Purpose::Train { 2 } else { 1 },
             zero: 0,
+            interleave: 1,
             ..s.clone()
         };
         let mesh = alone.mesh(&short)?;
@@ -148,7 +149,9 @@ impl Layers {
     /// Bytes of a stage's weights before ranks share them: dense ones, and of experts.
     pub fn weights(&self, at: usize, stages: usize) -> [u64; 2] {
         let first = if at == 0 { self.weights.0[0] } else { 0 };
-        let last = if at + 1 == stages { self.weights.0[1] } else { 0 };
+        // A tied embedding is the head of the last stage, too.
+        let tied = if at > 0 && self.config.tie_embeddings { self.weights.0[0] } else { 0 };
+        let last = if at + 1 == stages { self.weights.0[1] + tied } else { 0 };
         let layers = self.stage(at, stages).map(|l| self.weights.1[l]);
         layers.fold([first + last, 0], |[a, b], [dense, experts]| [a + dense, b + experts])
     }
@@ -234,13 +237,21 @@ impl Layers {
         }
         if stages > 1 {
             let width = self.config.hidden_size * s.storage.bytes();
-            let bytes = Dim::from(rows as usize * width);
-            let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
-            let m = Message { operator: "send", traffic: Traffic::point_to_point(bytes), over };
-            let sent = message(&m, hardware, mesh, &|_| None)?;
+            let seconds = |bytes: usize| {
+                let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
+                let traffic = Traffic::point_to_point(Dim::from(bytes));
+                let sent = message(&Message { operator: "send", traffic, over }, hardware, mesh, &|_| None)?;
+                Ok::<f64, Refused>(sent.latency + sent.bandwidth)
+            };
+            let sent = seconds(rows as usize * width)?;
             // There and back, and interleaved once for each group of layers.
             let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 } * s.interleave as f64;
-            pieces.iter_mut().for_each(|p| *p += times * (sent.latency + sent.bandwidth));
+            pieces.iter_mut().for_each(|p| *p += times * sent);
+            if self.config.tie_embeddings && s.purpose == Purpose::Train {
+                // Both stages that have the embedding add the other's gradient, in f32.
+                let sent = seconds(self.weights.0[0] as usize / s.storage.bytes() * 4)?;
+                [0, stages - 1].iter().for_each(|at| pieces[*at] += sent);
+            }
         }
         Ok((pieces, update))
     }

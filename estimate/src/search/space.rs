@@ -53,8 +53,11 @@ impl Fixed {
     }
 }
 
-/// Most ranks that share tensors, and most stages, that are tried.
+/// Most ranks that share tensors that are tried.
 const MOST: usize = 64;
+
+/// Most stages that are tried, of training and of other programs: stages are planned one by one.
+const STAGES: [usize; 2] = [64, 16];
 
 /// Ways to interleave a pipeline that are tried, at most.
 const WAYS: usize = 8;
@@ -118,12 +121,12 @@ impl Search {
             Some(n) => vec![n],
             None => searched,
         };
-        let most = devices.min(MOST);
         let layers = config.layers.len();
+        let most = STAGES[usize::from(self.base.purpose != Purpose::Train)].min(devices).min(layers);
         // Stages of equally many layers, too, where they are no power of two.
-        let even = (1..=most.min(layers)).filter(|n| layers.is_multiple_of(*n));
-        let stages: BTreeSet<usize> = powers(most.min(layers)).chain(even).collect();
-        let tps = axis(self.fixed.tp, powers(most).collect());
+        let even = (1..=most).filter(|n| layers.is_multiple_of(*n));
+        let stages: BTreeSet<usize> = powers(most).chain(even).collect();
+        let tps = axis(self.fixed.tp, powers(devices.min(MOST)).collect());
         let pps = axis(self.fixed.pp, stages.into_iter().collect());
         let eps = axis(self.fixed.ep, powers(if experts { devices } else { 1 }).collect());
         let mut found = Vec::new();
