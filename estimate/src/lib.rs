@@ -16,6 +16,7 @@ pub mod replay;
 pub mod report;
 pub mod schedule;
 pub mod search;
+pub mod server;
 mod turns;
 pub mod work;
 

@@ -267,11 +267,11 @@ fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refu
     let mesh = schedule.mesh(&config)?;
     let planned = stages(&config, &schedule, hardware.planner().backend())?;
     let mut works = Vec::new();
-    for (name, program) in planned.iter().flat_map(|s| &s.programs) {
-        let symbols = &program.plan.symbols;
+    for run in planned.iter().flat_map(|s| &s.runs) {
+        let symbols = &run.planned.plan.symbols;
         let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
-        let times = if *name == "update" { 1.0 } else { e.micro as f64 };
-        for w in work(program) {
+        let times = if run.name == "update" { 1.0 } else { e.micro as f64 };
+        for w in work(&run.planned) {
             let launches = w.launches as f64 * times;
             works.push((settled(w, &bound)?, launches));
         }

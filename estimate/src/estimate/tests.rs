@@ -80,7 +80,7 @@ fn parameters_weights_and_kv_are_the_published_ones() {
 fn held(config: &ModelConfig, s: &Schedule) -> Vec<BTreeMap<String, u64>> {
     let (machine, _) = h100();
     let of = |stage: &Stage| {
-        let weights = stage.programs[0].1.graph.nodes().iter().filter_map(|n| match &n.op {
+        let weights = stage.runs[0].planned.graph.nodes().iter().filter_map(|n| match &n.op {
             Op::Weight(w) => Some((w.name.clone(), w.ty.elements().size().unwrap() as u64)),
             _ => None,
         });
@@ -182,9 +182,10 @@ fn rows_of_a_stage_are_its_time_at_work() {
             // Of the first stage's activations there are (1 + (p - 1) / (p v)) times as many: in the place of two pieces two and a seventh.
             let plain = Schedule { interleave: 1, ..s.clone() };
             let plain = estimate(&config, &plain, &hardware, machine.backend()).unwrap();
-            let kept: u64 = saved(&stages(&config, &s, machine.backend()).unwrap()[0].programs[0].1.plan, 28)
-                .iter()
-                .sum();
+            let kept: u64 =
+                saved(&stages(&config, &s, machine.backend()).unwrap()[0].runs[0].planned.plan, 28)
+                    .iter()
+                    .sum();
             let more = e.ranks[0].memory.activations - plain.ranks[0].memory.activations;
             assert_eq!(more, kept / interleave);
             assert_eq!(sent(&e.ranks[0]), interleave * sent(&plain.ranks[0]));

@@ -2,7 +2,7 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::{even, gathering};
+use crate::estimate::{even, gathering, sent};
 use crate::hardware::Hardware;
 use crate::model::{message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
@@ -61,7 +61,7 @@ impl Layers {
         let mesh = alone.mesh(&short)?;
         let planned = stage(&short, &alone, backend, (&mesh, 0), most)?;
         let n = short.layers.len();
-        let main = &planned.programs[0].1;
+        let main = &planned.runs[0].planned;
         let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![[0; 2]; n]));
         let apart = experts(&main.graph);
         for w in &main.plan.weights {
@@ -77,16 +77,16 @@ impl Layers {
         Ok(Layers {
             config: config.clone(),
             stands,
-            scratch: m.activations.saturating_sub(all),
+            scratch: (m.activations + m.buffers).saturating_sub(all),
             saved,
             kv: m.kv_per_token as f64 / n as f64,
             most,
             states: [m.gradients / weight, m.optimizer / weight],
             weights,
             programs: planned
-                .programs
+                .runs
                 .iter()
-                .map(|(name, p)| (*name, work(p), p.plan.symbols.clone()))
+                .map(|r| (r.name, sent(work(&r.planned), config, s), r.planned.plan.symbols.clone()))
                 .collect(),
         })
     }
@@ -131,7 +131,7 @@ impl Layers {
                 gradients: of(2, self.states[0]),
                 optimizer: of(1, self.states[1]),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
-                process: 0,
+                ..Memory::default()
             }
         };
         (0..stages).map(one).max_by_key(Memory::total).unwrap_or_default()
@@ -154,7 +154,7 @@ impl Layers {
                 "sequences" => Some(batch),
                 name => symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch),
             };
-            let sizes = even(symbols, &value);
+            let sizes = even(symbols, &value, s.dispatch.imbalance);
             let n = self.weights.1.len();
             let mut layers = vec![0.0; n];
             // Before the first layer, and behind it.
@@ -187,7 +187,7 @@ impl Layers {
             let width = self.config.hidden_size * s.storage.bytes();
             let bytes = Dim::from(rows as usize * width);
             let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
-            let m = Message { operator: "send", traffic: Traffic::point_to_point(bytes), over };
+            let m = Message::new("send", Traffic::point_to_point(bytes), over);
             let sent = message(&m, hardware, mesh, &|_| None)?;
             let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 };
             pieces.iter_mut().for_each(|p| *p += times * (sent.latency + sent.bandwidth));
