@@ -277,7 +277,7 @@ fn rank(
             let seconds = time.total() * launches as f64;
             rows.push(Row {
                 stage: number,
-                program: *program,
+                program,
                 work,
                 sizes,
                 time,
