@@ -18,6 +18,7 @@ pub mod schedule;
 pub mod search;
 mod turns;
 pub mod work;
+pub mod zero;
 
 /// A refusal in one line that names the file and the key.
 pub type Refused = String;
