@@ -3,13 +3,13 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, message, time_among, touched};
+use crate::model::{Time, time_among, touched};
 use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
 use crate::server::{Rows, Run};
-use crate::work::{ARRIVED, Message, Work, in_order, live};
+use crate::work::{ARRIVED, Work, in_order, live, work};
+use crate::zero::{gathers, summed};
 use astrai_builders::ModelConfig;
 use astrai_builders::config::MlpSpec;
-use astrai_ir::shard::Traffic;
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
 
 /// The kernels of one region in the layers of one kind.
@@ -237,13 +237,21 @@ fn rank(
         let sizes = even(symbols, &bound, schedule.dispatch.imbalance);
         let (works, order) = in_order(planned);
         let mut works = sent(works, config, schedule);
-        let (first, live) = (rows.len(), live(&planned.plan));
+        let (first, mut order) = (rows.len(), order.into_iter().zip(live(&planned.plan)).collect::<Vec<_>>());
+        if *program == "update" {
+            // What comes with each piece instead is not launched here.
+            let own: Vec<Option<Work>> = works.iter().map(|w| summed(schedule, w)[1].take()).collect();
+            let before = |row: usize| own[..row].iter().flatten().count();
+            order.retain(|(row, _)| own[*row].is_some());
+            order.iter_mut().for_each(|(row, _)| *row = before(*row));
+            works = own.into_iter().flatten().collect();
+        }
         // Of states that ranks share each updates its own.
         let part = if *program == "update" { schedule.updates(stage.weights) } else { 1.0 };
         let runs = times * if *program == "update" { 1 } else { schedule.pieces() };
         let kernels = works.len();
         for work in &mut works {
-            if part < 1.0 {
+            if part < 1.0 && work.messages.is_empty() {
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
@@ -264,6 +272,11 @@ fn rank(
                 gathers.into_iter().map(|m| Work { launches: 2, ..Work::beside("weights", vec![m]) }),
             );
         }
+        let scattered = works.len();
+        if *program == "gradient" {
+            let updates = stage.runs.iter().filter(|r| r.name == "update").flat_map(|r| work(&r.planned));
+            works.extend(updates.filter_map(|w| summed(schedule, &w)[0].take()));
+        }
         let mut sum = 0.0;
         for (i, work) in works.into_iter().enumerate() {
             let time = match i >= kernels && work.messages.is_empty() {
@@ -275,24 +288,18 @@ fn rank(
             let sizes = [0, 1, 2, 3].map(|i: usize| at(&work.sizes[i]));
             let launches = work.launches * runs;
             let seconds = time.total() * launches as f64;
-            rows.push(Row {
-                stage: number,
-                program,
-                work,
-                sizes,
-                time,
-                launches,
-                seconds,
-                share: 0.0,
-            });
+            rows.push(Row { stage: number, program, work, sizes, time, launches, seconds, share: 0.0 });
         }
         let phase = if *program == "update" { 2 } else { 0 };
         let launch = |(row, live): (usize, u64)| Launch { row: first + row, live, phase };
         // What is beside the kernels comes before them; of weights gathered twice the second time where the backward pass begins.
-        let backward = order.iter().position(|row| rows[first + row].work.layer.ends_with(".grad"));
-        let beside = || (kernels..rows.len() - first).map(|row| (row, 0)).map(launch);
+        let backward = order.iter().position(|(row, _)| rows[first + row].work.layer.ends_with(".grad"));
+        let beside = || (kernels..scattered).map(|row| (row, 0)).map(launch);
         let again = beside().filter(|l| rows[l.row].work.launches > 1).collect::<Vec<_>>();
-        let mut own: Vec<Launch> = order.into_iter().zip(live).map(launch).collect();
+        // Gradients that ranks share are scattered when they are there.
+        let sums = (scattered..rows.len() - first)
+            .flat_map(|row| (0..rows[first + row].work.launches).map(move |_| (row, 0)));
+        let mut own: Vec<Launch> = order.into_iter().chain(sums).map(launch).collect();
         let middle = backward.unwrap_or(own.len());
         own.splice(middle..middle, again);
         own[middle..].iter_mut().for_each(|l| l.phase = l.phase.max(usize::from(backward.is_some())));
@@ -377,27 +384,6 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     let half = 1.0 - 0.5 * s.fresh() as f64 / s.seq as f64;
     let visible = (answers + prompts * half) / tokens;
     [1.0, visible].map(|part| times * (tokens * (2.0 * met + part * attention) - 2.0 * unread))
-}
-
-/// What data-parallel ranks that share weights (ZeRO 3) gather, once forward and once backward, a piece: by the formula of the paper,
-/// as the plans hold whole weights.
-pub fn gathers(s: &Schedule, mesh: &Mesh, weights: [u64; 2]) -> Vec<Message> {
-    let of = |((bytes, ranks), axes): ((u64, u64), &[&str])| {
-        let bytes = Dim::from(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let over = mesh.axes.iter().filter(|a| axes.contains(&a.name.as_str())).cloned().collect();
-        Message::new("all_gather", Traffic { bytes, times: 1, ranks }, over)
-    };
-    let all = weights.into_iter().zip(s.holders()).zip([&["dp", "ep"][..], &["dp"]]);
-    all.filter(|((bytes, ranks), _)| s.zero > 2 && *ranks > 1 && *bytes > 0).map(of).collect()
-}
-
-/// Seconds of these, twice a piece.
-///
-/// # Errors
-/// The hardware has no links.
-pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, weights: [u64; 2]) -> Result<f64, Refused> {
-    let sent = gathers(s, mesh, weights).into_iter().map(|m| message(&m, hardware, mesh, &|_| None));
-    sent.map(|sent| sent.map(|sent| 2.0 * (sent.latency + sent.bandwidth))).sum()
 }
 
 fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank]) -> Summary {

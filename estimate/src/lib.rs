@@ -19,6 +19,7 @@ pub mod search;
 pub mod server;
 mod turns;
 pub mod work;
+pub mod zero;
 
 /// A refusal in one line that names the file and the key.
 pub type Refused = String;

@@ -124,6 +124,11 @@ impl Schedule {
         bytes[0].div_ceil(ranks[0]) + bytes[1].div_ceil(ranks[1])
     }
 
+    /// Whether gradients outlive the backward pass: of several pieces, or shared.
+    pub fn accumulates(&self) -> bool {
+        self.micro > 1 || self.zero > 1
+    }
+
     /// Part of the weights' states that a rank updates.
     pub fn updates(&self, weights: [u64; 2]) -> f64 {
         self.shared(1, weights) as f64 / weights.iter().sum::<u64>().max(1) as f64
@@ -317,8 +322,7 @@ fn train(
     let recipe = Recipe {
         storage: s.storage,
         recompute: s.recompute,
-        // What ranks share outlives the backward pass.
-        accumulate: s.micro > 1 || s.zero > 1,
+        accumulate: s.accumulates(),
         ..Settings::of_sizes(batch, s.seq).recipe()
     };
     let plan =

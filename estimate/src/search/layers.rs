@@ -2,11 +2,12 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::{even, gathering, sent};
+use crate::estimate::{even, sent};
 use crate::hardware::Hardware;
 use crate::model::{message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
 use crate::work::{Message, Work, work};
+use crate::zero::{gathering, summed};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::shard::{STAGES, Traffic};
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
@@ -155,30 +156,25 @@ impl Layers {
                 name => symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch),
             };
             let sizes = even(symbols, &value, s.dispatch.imbalance);
-            let n = self.weights.1.len();
-            let mut layers = vec![0.0; n];
-            // Before the first layer, and behind it.
-            let mut around = [0.0; 2];
-            let mut begun = false;
+            // With each piece, and once a step.
+            let mut all = [(); 2].map(|()| Parts::new(self.weights.1.len()));
+            let once = *program == "update";
+            let part = s.updates(self.weights(0, 1));
             for w in works {
-                let seconds = time(w, hardware, mesh, &sizes)?.total();
-                begun |= !w.layers.is_empty();
-                match w.layers.as_slice() {
-                    [] => around[usize::from(begun)] += seconds * w.launches as f64,
-                    list => list.iter().for_each(|l| layers[(*l).min(n - 1)] += seconds),
+                let [piece, own] = if once { summed(s, w) } else { [Some(w.clone()), None] };
+                for (w, all) in [piece, own].into_iter().zip(&mut all) {
+                    let Some(w) = w else { continue };
+                    let part = if once && w.messages.is_empty() { part } else { 1.0 };
+                    let time = time(&w, hardware, mesh, &sizes)?;
+                    // Starts are as many of a part.
+                    all.add(&w, time.total() - (1.0 - part) * time.body());
                 }
             }
-            let of = |at: usize| self.stage(at, stages).map(|l| layers[l]).sum::<f64>();
-            if *program == "update" {
-                let slowest = (0..stages).map(of).fold(0.0, f64::max);
-                update += (around[0] + around[1] + slowest) * s.updates(self.weights(0, 1));
-                continue;
-            }
-            for (at, piece) in pieces.iter_mut().enumerate() {
-                *piece += of(at);
-                *piece += if at == 0 { around[0] } else { 0.0 };
-                *piece += if at + 1 == stages { around[1] } else { 0.0 };
-            }
+            let [piece, own] = all.map(|all| {
+                (0..stages).map(move |at| all.of(self.stage(at, stages), at, stages)).collect::<Vec<f64>>()
+            });
+            pieces.iter_mut().zip(piece).for_each(|(sum, seconds)| *sum += seconds);
+            update += own.into_iter().fold(0.0, f64::max);
         }
         for (at, piece) in pieces.iter_mut().enumerate() {
             *piece += gathering(s, hardware, mesh, self.weights(at, stages))?;
@@ -193,6 +189,35 @@ impl Layers {
             pieces.iter_mut().for_each(|p| *p += times * (sent.latency + sent.bandwidth));
         }
         Ok((pieces, update))
+    }
+}
+
+/// Seconds of a program's works: of each planned layer, and of what is before the first and behind it.
+struct Parts {
+    layers: Vec<f64>,
+    around: [f64; 2],
+    begun: bool,
+}
+
+impl Parts {
+    fn new(layers: usize) -> Parts {
+        Parts { layers: vec![0.0; layers], around: [0.0; 2], begun: false }
+    }
+
+    /// Adds the launches of a work, so many seconds each.
+    fn add(&mut self, work: &Work, seconds: f64) {
+        self.begun |= !work.layers.is_empty();
+        let last = self.layers.len() - 1;
+        match work.layers.as_slice() {
+            [] => self.around[usize::from(self.begun)] += seconds * work.launches as f64,
+            list => list.iter().for_each(|l| self.layers[(*l).min(last)] += seconds),
+        }
+    }
+
+    /// Seconds of a stage that has these layers.
+    fn of(&self, layers: impl Iterator<Item = usize>, at: usize, stages: usize) -> f64 {
+        let around = |has: bool, side: usize| if has { self.around[side] } else { 0.0 };
+        layers.map(|l| self.layers[l]).sum::<f64>() + around(at == 0, 0) + around(at + 1 == stages, 1)
     }
 }
 
