@@ -2,6 +2,7 @@
 
 mod here;
 mod replay;
+mod schedule;
 mod search;
 mod shown;
 
@@ -9,19 +10,17 @@ pub use here::measured;
 
 use crate::compile::{Purpose, config_value};
 use crate::failure::{Done, Failure, bail, spare, warn};
-use crate::flags::{DTypeName, DeviceName, KvFlag, QuantizeFlag};
+use crate::flags::{DeviceName, QuantizeFlag};
 use crate::table::table;
-use astrai_builders::{ModelConfig, Ranks};
+use astrai_builders::ModelConfig;
 use astrai_engine::model::packed;
 use astrai_estimate::estimate::{Planned, estimate};
 use astrai_estimate::hardware::{Hardware, PRESETS};
-use astrai_estimate::lengths::Lengths;
 use astrai_estimate::llmsim::{self, DIFFERENCES};
 use astrai_estimate::report;
-use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
-use astrai_ir::DType;
 use astrai_train::settings::Recompute;
 use clap::{Args, ValueEnum};
+use schedule::ScheduleFlags;
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -168,99 +167,6 @@ impl HereFlags {
     }
 }
 
-/// What is run, on which ranks.
-#[derive(Args, Clone, Debug)]
-struct ScheduleFlags {
-    /// Which program: train, prefill (extend), decode
-    #[arg(long = "for", alias = "mode", value_enum, value_name = "PROGRAM", default_value_t = Purpose::Prefill)]
-    purpose: Purpose,
-    /// Sequences in a step, of all ranks together [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
-    batch: Option<u64>,
-    /// Tokens of a sequence; in decode those that are there
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
-    seq: u64,
-    /// How long sequences are that decode goes on with, in place of --seq: uniform:128..4096, lognormal:MEDIAN,SIGMA..LONGEST, or a
-    /// file with a length on every line
-    #[arg(long, value_name = "LENGTHS", conflicts_with_all = ["seq", "legacy", "list", "check", "replay"])]
-    context_dist: Option<String>,
-    /// Ranks that share tensors [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    tp: Option<u32>,
-    /// Ranks with sequences of their own [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    dp: Option<u32>,
-    /// Ranks that share experts, each with sequences of its own [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    ep: Option<u32>,
-    /// Stages of layers [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 12))]
-    pp: Option<u32>,
-    /// Pieces in which a rank's sequences go through the stages [default: 1; in training one a stage]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    micro_batches: Option<u64>,
-    /// Groups of layers of a stage, of an interleaved pipeline (train) [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
-    interleave: Option<u64>,
-    /// What data-parallel ranks share of training's state: the optimiser's (1), gradients (2), weights (3) [default: 0]
-    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u8).range(0..=3))]
-    zero: Option<u8>,
-    /// Activations that training computes again [default: selective]
-    #[arg(long, value_enum, value_name = "WHICH")]
-    recompute: Option<Recompute>,
-    /// How weights and activations are stored
-    #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
-    dtype: DTypeName,
-    #[command(flatten)]
-    pages: KvFlag,
-}
-
-impl ScheduleFlags {
-    fn schedule(&self) -> Schedule {
-        let [pp, dp, ep, tp] = [self.pp, self.dp, self.ep, self.tp].map(|n| n.unwrap_or(1) as usize);
-        let micro = if self.purpose == Purpose::Train { pp as u64 } else { 1 };
-        Schedule {
-            purpose: match self.purpose {
-                Purpose::Train => Estimated::Train,
-                Purpose::Prefill => Estimated::Prefill,
-                Purpose::Decode => Estimated::Decode,
-            },
-            batch: self.batch.unwrap_or(1),
-            seq: self.seq,
-            lengths: None,
-            ranks: Ranks { pp, dp, ep, tp },
-            micro: self.micro_batches.unwrap_or(micro),
-            interleave: self.interleave.unwrap_or(1),
-            zero: self.zero.unwrap_or(0),
-            storage: if self.dtype == DTypeName::F32 { DType::F32 } else { DType::BF16 },
-            recompute: self.recompute.map(computed_again).unwrap_or_default(),
-        }
-    }
-}
-
-impl ScheduleFlags {
-    /// Gives a schedule the lengths of `--context-dist`, and the longest of so many sequences.
-    fn contexts(&self, schedule: &mut Schedule, sequences: u64) -> Result<(), Failure> {
-        let Some(text) = &self.context_dist else { return Ok(()) };
-        if schedule.purpose != Estimated::Decode {
-            bail!("--context-dist: only sequences that decode goes on with differ; give --for decode");
-        }
-        let lengths = Lengths::parse(text).map_err(|e| format!("--context-dist {e}"))?;
-        schedule.seq = lengths.longest(sequences);
-        schedule.lengths = Some(lengths);
-        Ok(())
-    }
-}
-
-/// What the runtime calls a value of `--recompute`.
-fn computed_again(which: Recompute) -> astrai_runtime::Recompute {
-    match which {
-        Recompute::None => astrai_runtime::Recompute::None,
-        Recompute::Selective => astrai_runtime::Recompute::Selective,
-        Recompute::Full => astrai_runtime::Recompute::Full,
-    }
-}
-
 impl Estimate {
     /// Estimates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
@@ -285,6 +191,13 @@ impl Estimate {
         let here = self.here.check || self.here.calibrate.is_some();
         if let Some(flag) = self.here.given().filter(|_| !here) {
             bail!("{flag} goes with --check and --calibrate; a plan is made for --hardware");
+        }
+        let planned =
+            !(here || self.list || self.here.published || self.replay.replay || self.legacy.is_some());
+        if let Some(flag) = self.schedule.of_plan().filter(|_| !planned || self.searched.search.is_some()) {
+            bail!(
+                "{flag} goes with the plan of a step, not with --list, --check, --calibrate, --published, --replay, --search or --legacy"
+            );
         }
         let model = match self.model.as_slice() {
             [] => None,
@@ -342,9 +255,7 @@ impl Estimate {
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, file) = self.config(model)?;
         let hardware = Hardware::open(self.hardware())?;
-        let mut schedule = self.schedule.schedule();
-        let batch = schedule.batch;
-        self.schedule.contexts(&mut schedule, batch)?;
+        let schedule = self.schedule.planned()?;
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
         let planned = Planned::new(&config, &schedule, hardware.planner().backend()).map_err(named)?;
         let found = planned.on(&hardware).map_err(named)?;

@@ -145,7 +145,7 @@ fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsS
     }
     let (before, after) = names.layer.split_once("{i}")?;
     let (layer, local) = name.strip_prefix(before)?.split_once(after)?;
-    let layer = c.layers.get(layer.parse::<usize>().ok()?)?;
+    let layer = c.layers.get(layer.parse::<usize>().ok()?.checked_sub(c.first_layer())?)?;
     if let MlpSpec::Stacked(e) = &layer.mlp {
         let table = [
             (e.names.gate_up[0], Role::StackedIn),

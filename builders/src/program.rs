@@ -67,6 +67,9 @@ impl Cache {
     /// What the names of states in pages of windowed layers begin with.
     pub const WINDOWED: &str = "kv.window.";
 
+    /// Name of the state of hidden states that are kept for a module of multi-token prediction.
+    pub const HIDDEN: &str = "kv.hidden";
+
     /// The pages of a layer, if it has those of windowed layers.
     pub(crate) fn windows_of(&self, spec: &AttentionSpec) -> Option<Windows> {
         self.windows.filter(|_| spec.window.is_some() && spec.latent.is_none())
@@ -85,7 +88,7 @@ impl Cache {
 
     /// The name of the hidden states in pages, and their shape.
     pub(crate) fn hidden(&self, config: &ModelConfig) -> (String, [usize; 3]) {
-        ("kv.hidden".into(), [self.pages * self.page, 1, config.hidden_size])
+        (Cache::HIDDEN.into(), [self.pages * self.page, 1, config.hidden_size])
     }
 
     /// The states of all layers, and what is there for a module of multi-token prediction: hidden states and its layer's.

@@ -1,6 +1,6 @@
 //! `astrai estimate --search`: its flags, and the best schedules with the reasons of the others.
 
-use super::{Estimate, Purpose, computed_again, shown, write};
+use super::{Estimate, Purpose, shown, write};
 use crate::failure::{Failure, bail};
 use astrai_estimate::estimate::Planned;
 use astrai_estimate::hardware::Hardware;
@@ -88,7 +88,7 @@ impl Estimate {
             micro: flags.micro_batches,
             interleave: flags.interleave,
             zero: flags.zero,
-            recompute: flags.recompute.map(computed_again),
+            recompute: flags.recomputed(),
         };
         let mut base = flags.schedule();
         flags.contexts(&mut base, SEQUENCES)?;

@@ -25,7 +25,7 @@ pub fn estimate(e: &Estimate) -> String {
     let mut out = summary(e);
     let head = [
         "stage", "program", "layer", "operator", "form", "m", "n", "k", "batch", "runs", "types", "flops",
-        "bytes", "compute", "memory", "start", "sent", "time", "%", "bound by",
+        "bytes", "compute", "memory", "overlap", "start", "sent", "time", "%", "bound by",
     ];
     let row = |r: &Kernel| {
         let (w, t, n) = (&r.work, &r.time, r.launches as f64);
@@ -36,7 +36,8 @@ pub fn estimate(e: &Estimate) -> String {
         cells.extend([r.launches.to_string(), format!("{left},{right}>{to}")]);
         cells.extend([count((t.flops * n) as u64), bytes((t.bytes * n) as u64)]);
         cells.extend(
-            [t.compute, t.all_memory(), t.fixed, t.communication()].map(|s| format!("{:.1}", s * n * 1e6)),
+            [t.compute, t.all_memory(), t.overlap(), t.fixed, t.communication()]
+                .map(|s| format!("{:.1}", s * n * 1e6)),
         );
         cells.extend([
             format!("{:.1}", r.seconds * 1e6),
@@ -91,6 +92,30 @@ fn summary(e: &Estimate) -> String {
     };
     line(name, seconds(t.step));
     line("tokens/s", format!("{:.1}, {:.1} a device", t.tokens_per_s, t.tokens_per_s / t.devices as f64));
+    if let Some(p) = &s.server.proposals {
+        let (n, all) = (p.tokens(), p.how.proposed());
+        line(
+            "speculation",
+            format!("{all} tokens proposed, {n:.2} of a sequence in a step of {}", seconds(t.period)),
+        );
+    }
+    if let Some([ttft, rate]) = t.beside {
+        let chunk = s.server.chunk.unwrap_or(0);
+        line(
+            "prompts beside",
+            format!(
+                "{chunk} tokens a step: {rate:.1} tokens/s, one of {} has its first token after {}",
+                s.seq,
+                seconds(ttft)
+            ),
+        );
+    }
+    if s.fresh() < s.seq {
+        line(
+            "prefix cache",
+            format!("{} tokens of every prompt found, {} computed", s.seq - s.fresh(), s.fresh()),
+        );
+    }
     line("MFU", format!("{:.1} %, {:.1} % of visible pairs", t.mfu[0] * 100.0, t.mfu[1] * 100.0));
     let [compute, memory, sent, fixed] = t.parts.map(seconds);
     line(
@@ -98,13 +123,14 @@ fn summary(e: &Estimate) -> String {
         format!("computing {compute}, memory {memory} beside it; starts {fixed}, messages {sent}"),
     );
     if s.ranks.pp > 1 {
-        line("bubble", format!("{:.1} %, {} pieces", t.bubble * 100.0, s.micro));
+        line("bubble", format!("{:.1} %, {} pieces", t.bubble * 100.0, s.pieces()));
     }
     let m = &t.memory;
     let parts = [
         ("weights", m.weights),
         ("KV", m.kv),
         ("activations", m.activations),
+        ("buffers", m.buffers),
         ("gradients", m.gradients),
         ("optimiser", m.optimizer),
         ("process", m.process),

@@ -274,7 +274,7 @@ pub fn predict(
     size: &dyn Fn(&str) -> Option<u64>,
     hardware: &Hardware,
 ) -> Result<f64, Refused> {
-    let sizes = even(&program.plan.symbols, size);
+    let sizes = even(&program.plan.symbols, size, 1.0);
     let mut sum = hardware.kernels.step;
     let works = work(program);
     let among = touched(&works, &sizes)?;
@@ -288,7 +288,7 @@ pub fn predict(
 fn settle(program: &Compiled) -> Result<Vec<Work>, Refused> {
     let symbols = &program.plan.symbols;
     let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
-    let sizes = even(symbols, &bound);
+    let sizes = even(symbols, &bound, 1.0);
     let works = work(program);
     let among = touched(&works, &sizes)? as u64;
     works.into_iter().map(|w| Ok(Work { among, ..settled(w, &sizes)? })).collect()

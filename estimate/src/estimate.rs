@@ -3,12 +3,13 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, message, time_among, touched};
+use crate::model::{Time, time_among, touched};
 use crate::schedule::{Memory, Purpose, Schedule, Stage, stages};
-use crate::work::{Message, Work, in_order, live};
+use crate::server::{Rows, Run};
+use crate::work::{ARRIVED, Work, in_order, live, work};
+use crate::zero::{gathers, summed};
 use astrai_builders::ModelConfig;
 use astrai_builders::config::MlpSpec;
-use astrai_ir::shard::Traffic;
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
 
 /// The kernels of one region in the layers of one kind.
@@ -77,6 +78,8 @@ pub struct Summary {
     pub period: f64,
     /// Tokens per second of all devices.
     pub tokens_per_s: f64,
+    /// Of prompts that are computed beside decode the seconds until one's first token, and their tokens per second.
+    pub beside: Option<[f64; 2]>,
     /// Devices.
     pub devices: usize,
     /// Part of the step in which a pipeline's stages wait for one another.
@@ -165,23 +168,46 @@ fn of_stages(
     stages: &[Stage],
 ) -> Result<Estimate, Refused> {
     let ranks: Result<Vec<Rank>, Refused> =
-        stages.iter().enumerate().map(|(i, s)| rank(i, s, schedule, hardware, mesh)).collect();
+        stages.iter().enumerate().map(|(i, s)| rank(i, s, (config, schedule), hardware, mesh)).collect();
     let ranks = ranks?;
     let summary = summary(config, schedule, hardware, &ranks);
     let (schedule, hardware) = (schedule.clone(), hardware.clone());
     Ok(Estimate { schedule, hardware, parameters: config.parameter_count(), ranks, summary })
 }
 
-/// What a symbol is worth when each is at its bound: of what arrives from all ranks of experts an even share.
+/// What a symbol is worth: of what arrives from all ranks of experts an even share, times the imbalance of the busiest rank.
 pub fn even<'a>(
     symbols: &'a [Symbol],
     of: &'a dyn Fn(&str) -> Option<u64>,
+    imbalance: f64,
 ) -> impl Fn(&str) -> Option<u64> + 'a {
-    move |name: &str| match name.strip_suffix("_ep").filter(|base| symbols.iter().any(|s| &*s.name == *base))
-    {
-        Some(base) => of(base),
+    let base = |name: &str| {
+        let base = name.strip_suffix(ARRIVED).map(str::to_string);
+        base.filter(|base| symbols.iter().any(|s| &*s.name == base))
+    };
+    move |name: &str| match base(name) {
+        Some(base) => of(&base).map(|n| (n as f64 * imbalance).ceil() as u64),
         None => of(name),
     }
+}
+
+/// These launches with rows sent to experts as the schedule says.
+pub fn sent(mut works: Vec<Work>, config: &ModelConfig, s: &Schedule) -> Vec<Work> {
+    let d = &s.dispatch;
+    let chosen = config.layers.iter().find_map(|l| match &l.mlp {
+        MlpSpec::Experts(e) => {
+            Some([e.chosen as f64, e.groups.map_or(1.0, |g| g.kept as f64 / g.count as f64)])
+        }
+        MlpSpec::Stacked(e) => Some([e.chosen as f64, 1.0]),
+        MlpSpec::Dense { .. } => None,
+    });
+    // A scale in f32 for 128 numbers.
+    let narrow = d.dtype.map_or(1.0, |t| (t.bytes() as f64 + 4.0 / 128.0) / s.storage.bytes() as f64);
+    for m in works.iter_mut().flat_map(|w| &mut w.messages).filter(|m| m.operator == "all_to_all") {
+        m.factor = d.imbalance * if m.back { 1.0 } else { narrow };
+        m.by_nodes = chosen.filter(|_| d.by_nodes);
+    }
+    works
 }
 
 /// The rows of a rank of one stage.
@@ -191,30 +217,46 @@ pub fn even<'a>(
 fn rank(
     number: usize,
     stage: &Stage,
-    schedule: &Schedule,
+    (config, schedule): (&ModelConfig, &Schedule),
     hardware: &Hardware,
     mesh: &Mesh,
 ) -> Result<Rank, Refused> {
     let (mut rows, mut seconds, mut launches) = (Vec::new(), Vec::new(), Vec::new());
-    for (program, planned) in &stage.programs {
+    for Run { name: program, planned, times, rows: of } in &stage.runs {
         let symbols = &planned.plan.symbols;
-        let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
-        let sizes = even(symbols, &bound);
-        let (mut works, order) = in_order(planned);
-        let (first, live) = (rows.len(), live(&planned.plan));
+        let bound = |name: &str| {
+            let most = symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
+            match (name, of) {
+                ("tokens", Some(rows)) => Some(rows.tokens),
+                ("sequences", Some(rows)) => Some(rows.sequences),
+                // Pages in use.
+                ("context", Some(rows)) => most.map(|most| rows.pages().clamp(1, most)),
+                _ => most,
+            }
+        };
+        let sizes = even(symbols, &bound, schedule.dispatch.imbalance);
+        let (works, order) = in_order(planned);
+        let mut works = sent(works, config, schedule);
+        let (first, mut order) = (rows.len(), order.into_iter().zip(live(&planned.plan)).collect::<Vec<_>>());
+        if *program == "update" {
+            // What comes with each piece instead is not launched here.
+            let own: Vec<Option<Work>> = works.iter().map(|w| summed(schedule, w)[1].take()).collect();
+            let before = |row: usize| own[..row].iter().flatten().count();
+            order.retain(|(row, _)| own[*row].is_some());
+            order.iter_mut().for_each(|(row, _)| *row = before(*row));
+            works = own.into_iter().flatten().collect();
+        }
         // Of states that ranks share each updates its own.
         let part = if *program == "update" { schedule.updates(stage.weights) } else { 1.0 };
-        let runs = if *program == "update" { 1 } else { schedule.micro };
+        let runs = times * if *program == "update" { 1 } else { schedule.pieces() };
         let kernels = works.len();
         for work in &mut works {
-            if part < 1.0 {
+            if part < 1.0 && work.messages.is_empty() {
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
                 (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
             }
-            if work.form == "attention" && schedule.lengths.is_some() {
-                let part = schedule.part(work.window);
-                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
-                (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
+            if let Some(rows) = of.as_ref().filter(|_| work.form == "attention") {
+                seen(work, rows, &sizes)?;
             }
         }
         // A piece comes by once for each group of layers.
@@ -229,6 +271,11 @@ fn rank(
             works.extend(
                 gathers.into_iter().map(|m| Work { launches: 2, ..Work::beside("weights", vec![m]) }),
             );
+        }
+        let scattered = works.len();
+        if *program == "gradient" {
+            let updates = stage.runs.iter().filter(|r| r.name == "update").flat_map(|r| work(&r.planned));
+            works.extend(updates.filter_map(|w| summed(schedule, &w)[0].take()));
         }
         let mut sum = 0.0;
         for (i, work) in works.into_iter().enumerate() {
@@ -246,15 +293,19 @@ fn rank(
         let phase = if *program == "update" { 2 } else { 0 };
         let launch = |(row, live): (usize, u64)| Launch { row: first + row, live, phase };
         // What is beside the kernels comes before them; of weights gathered twice the second time where the backward pass begins.
-        let backward = order.iter().position(|row| rows[first + row].work.layer.ends_with(".grad"));
-        let beside = || (kernels..rows.len() - first).map(|row| (row, 0)).map(launch);
+        let backward = order.iter().position(|(row, _)| rows[first + row].work.layer.ends_with(".grad"));
+        let beside = || (kernels..scattered).map(|row| (row, 0)).map(launch);
         let again = beside().filter(|l| rows[l.row].work.launches > 1).collect::<Vec<_>>();
-        let mut own: Vec<Launch> = order.into_iter().zip(live).map(launch).collect();
+        // Gradients that ranks share are scattered when they are there.
+        let sums = (scattered..rows.len() - first)
+            .flat_map(|row| (0..rows[first + row].work.launches).map(move |_| (row, 0)));
+        let mut own: Vec<Launch> = order.into_iter().chain(sums).map(launch).collect();
         let middle = backward.unwrap_or(own.len());
         own.splice(middle..middle, again);
         own[middle..].iter_mut().for_each(|l| l.phase = l.phase.max(usize::from(backward.is_some())));
-        launches.extend(beside().chain(own));
-        seconds.push((*program, sum));
+        let run: Vec<Launch> = beside().chain(own).collect();
+        (0..*times).for_each(|_| launches.extend(&run));
+        seconds.push((*program, sum * *times as f64));
     }
     let total: f64 = rows.iter().map(|r| r.seconds).sum();
     rows.iter_mut().for_each(|r| r.share = r.seconds / total);
@@ -262,10 +313,25 @@ fn rank(
     Ok(Rank { rows, seconds, memory, launches })
 }
 
-/// Seconds of a step, from one to the next, and the part in which stages wait.
+/// Attention over pages as these rows have it: the plan counts the longest sequence's keys for all of them.
+fn seen(work: &mut Work, rows: &Rows, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<(), Refused> {
+    let span = work.sizes[1].eval(sizes)?;
+    let most = work.window.map_or(span, |w| w.min(span)) as f64;
+    let (all, window) = (work.flops.eval(sizes)? as f64, work.window);
+    let flops = all * rows.seen(window) / (rows.tokens as f64 * most);
+    // Beside keys and values are queries and results, which are the tokens' own.
+    let alone = |name: &str| if name == "sequences" { Some(0) } else { sizes(name) };
+    let (bytes, own) = (work.bytes.eval(sizes)?, work.bytes.eval(&alone)?);
+    let read = bytes.saturating_sub(own) as f64 * rows.held(window) / (rows.sequences as f64 * most);
+    work.flops = Dim::from(flops.round() as usize);
+    work.bytes = Dim::from(own as usize + read.round() as usize);
+    Ok(())
+}
+
+/// Seconds until a step's results are there (of decode a token's of a sequence), from one to the next, and the part in which stages wait.
 pub fn step(s: &Schedule, pieces: &[f64], update: f64) -> [f64; 3] {
     let (sum, slowest) = (pieces.iter().sum::<f64>(), pieces.iter().copied().fold(0.0, f64::max));
-    let (micro, stages) = (s.micro as f64, pieces.len() as f64);
+    let (micro, stages) = (s.pieces() as f64, pieces.len() as f64);
     match s.purpose {
         Purpose::Train => {
             // 1F1B: what fills and drains is a piece a stage, of an interleaved pipeline a group of layers of it.
@@ -276,7 +342,7 @@ pub fn step(s: &Schedule, pieces: &[f64], update: f64) -> [f64; 3] {
         Purpose::Prefill => [sum + (micro - 1.0) * slowest, micro * slowest, 0.0],
         Purpose::Decode => {
             let period = sum.max(micro * slowest);
-            [period, period, 1.0 - micro * slowest / period]
+            [period / s.server.tokens(), period, 1.0 - micro * slowest / period]
         }
     }
 }
@@ -284,7 +350,14 @@ pub fn step(s: &Schedule, pieces: &[f64], update: f64) -> [f64; 3] {
 /// Operations that a model's step needs, whatever computes it: products of parameters that a token meets, and of attention with all
 /// pairs, with visible ones.
 pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
-    let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
+    // Tokens of prompts that are computed, and those of answers; rejected proposals are nobody's.
+    let shares = (s.ranks.dp * s.ranks.ep) as f64;
+    let prompts = match (s.purpose, s.server.chunk) {
+        (Purpose::Decode, chunk) => chunk.map_or(0.0, |n| n.min(s.fresh()) as f64 * shares * s.micro as f64),
+        _ => (s.batch * s.fresh()) as f64,
+    };
+    let answers = if s.purpose == Purpose::Decode { s.tokens() } else { 0.0 };
+    let tokens = prompts + answers;
     let idle = |mlp: &MlpSpec| match mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
@@ -295,7 +368,10 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     let met = config.parameter_count() as f64 - idle as f64 - table as f64;
     // A prompt's last token alone meets the head.
     let head = if config.encoder.is_some() { 0 } else { config.vocab_size * config.hidden_size } as f64;
-    let unread = if s.purpose == Purpose::Prefill { head * (tokens - s.batch as f64) } else { 0.0 };
+    let unread = match s.purpose {
+        Purpose::Train => 0.0,
+        _ => head * prompts * (1.0 - 1.0 / s.fresh() as f64),
+    };
     let pairs = |l: &astrai_builders::config::LayerSpec| {
         let window = l.attention.window.map(|w| w as u64);
         let seen = window.map_or(s.seq, |w| s.seq.min(w)) as f64 * s.part(window);
@@ -304,36 +380,17 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     };
     let attention: f64 = config.layers.iter().map(pairs).sum();
     let times = if s.purpose == Purpose::Train { 3.0 } else { 1.0 };
-    let visible = if s.purpose == Purpose::Decode { 1.0 } else { 0.5 };
+    // A token of a prompt sees what is found of it and half of the rest.
+    let half = 1.0 - 0.5 * s.fresh() as f64 / s.seq as f64;
+    let visible = (answers + prompts * half) / tokens;
     [1.0, visible].map(|part| times * (tokens * (2.0 * met + part * attention) - 2.0 * unread))
-}
-
-/// What data-parallel ranks that share weights (ZeRO 3) gather, once forward and once backward, a piece: by the formula of the paper,
-/// as the plans hold whole weights.
-pub fn gathers(s: &Schedule, mesh: &Mesh, weights: [u64; 2]) -> Vec<Message> {
-    let of = |((bytes, ranks), axes): ((u64, u64), &[&str])| {
-        let bytes = Dim::from(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let over = mesh.axes.iter().filter(|a| axes.contains(&a.name.as_str())).cloned().collect();
-        Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over }
-    };
-    let all = weights.into_iter().zip(s.holders()).zip([&["dp", "ep"][..], &["dp"]]);
-    all.filter(|((bytes, ranks), _)| s.zero > 2 && *ranks > 1 && *bytes > 0).map(of).collect()
-}
-
-/// Seconds of these, twice a piece.
-///
-/// # Errors
-/// The hardware has no links.
-pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, weights: [u64; 2]) -> Result<f64, Refused> {
-    let sent = gathers(s, mesh, weights).into_iter().map(|m| message(&m, hardware, mesh, &|_| None));
-    sent.map(|sent| sent.map(|sent| 2.0 * (sent.latency + sent.bandwidth))).sum()
 }
 
 fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank]) -> Summary {
     let pieces: Vec<f64> = ranks.iter().map(Rank::piece).collect();
     let update = ranks.iter().map(Rank::update).fold(0.0, f64::max);
     let [step, period, bubble] = self::step(s, &pieces, update);
-    let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
+    let tokens = s.tokens();
     let devices = s.devices();
     let peak = hardware.peak(Precision::of(s.storage)) * devices as f64;
     let slowest = ranks.iter().max_by(|a, b| a.piece().total_cmp(&b.piece()));
@@ -347,6 +404,7 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
         step,
         period,
         tokens_per_s,
+        beside: beside(s, step * s.server.tokens(), period),
         devices,
         bubble,
         mfu: model_flops(config, s).map(|f| f / (period * peak)),
@@ -359,14 +417,23 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
     }
 }
 
+/// What prompts beside decode wait, and their tokens per second: every piece of a step takes a chunk.
+fn beside(s: &Schedule, step: f64, period: f64) -> Option<[f64; 2]> {
+    let chunk = s.server.chunk.filter(|_| s.purpose == Purpose::Decode)?;
+    let runs = s.fresh().div_ceil(chunk);
+    let found = s.seq as f64 / runs as f64;
+    let prompts = (s.ranks.dp * s.ranks.ep) as f64 * s.micro as f64;
+    Some([(runs - 1) as f64 * period + step, prompts * found / period])
+}
+
 /// Most sequences in all, and tokens of each, by proportion to what this schedule holds.
 fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
     let free = memory.saturating_sub(m.weights + m.gradients + m.optimizer + m.process) as f64;
-    let grows = (m.kv + m.activations).max(1) as f64;
+    let grows = (m.kv + m.activations + m.buffers).max(1) as f64;
     let batch = (s.batch as f64 * free / grows) as u64;
     // Activations of decode do not grow with the context.
     let (room, of) = if s.purpose == Purpose::Decode {
-        (free - m.activations as f64, m.kv.max(1) as f64)
+        (free - (m.activations + m.buffers) as f64, m.kv.max(1) as f64)
     } else {
         (free, grows)
     };

@@ -16,8 +16,10 @@ pub mod replay;
 pub mod report;
 pub mod schedule;
 pub mod search;
+pub mod server;
 mod turns;
 pub mod work;
+pub mod zero;
 
 /// A refusal in one line that names the file and the key.
 pub type Refused = String;

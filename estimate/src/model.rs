@@ -87,6 +87,11 @@ impl Time {
         body(self.compute, [self.memory, self.past], self.apart)
     }
 
+    /// Seconds in which computing and memory go on at once.
+    pub fn overlap(&self) -> f64 {
+        self.compute + self.all_memory() - self.body()
+    }
+
     /// All: what is neither computing nor memory overlaps with nothing.
     pub fn total(&self) -> f64 {
         self.body() + self.fixed + self.communication()
@@ -309,7 +314,7 @@ fn parts(m: &Message, hardware: &Hardware, mesh: &Mesh) -> [f64; 2] {
 /// # Errors
 /// The hardware has no links, or a size overflows.
 pub fn message(m: &Message, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Result<Sent, Refused> {
-    let whole = value(&m.traffic.bytes, sizes)?;
+    let whole = value(&m.traffic.bytes, sizes)? * m.factor;
     let [near, far] = parts(m, hardware, mesh);
     let reach = hardware.kernels.of("collective", Precision::F32).memory;
     let ranks = near * far;
@@ -338,6 +343,15 @@ pub fn message(m: &Message, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> R
         "send" => {
             let l = if far > 1.0 { outside } else { inside };
             sent("to one", &l.name, whole, 1.0, l.latency, at(l, whole))
+        }
+        "all_to_all" if m.by_nodes.is_some() && far > 1.0 => {
+            // A token goes once to each other node of its experts, and there once to each rank of them, both at the same time.
+            let [chosen, part] = m.by_nodes.unwrap_or([1.0; 2]);
+            let copies = |n: f64| distinct((n * part).max(1.0), chosen) / chosen * whole;
+            let (a, b) = (copies(ranks) * share(near), copies(far) * share(far));
+            let latency = inside.latency + outside.latency;
+            let seconds = at(inside, a).max(at(outside, b));
+            sent("by nodes", &outside.name, a + b, near + far - 2.0, latency, seconds)
         }
         "all_to_all" => {
             let to = |n: f64| whole * n / ranks;

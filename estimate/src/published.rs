@@ -8,6 +8,7 @@ use crate::hardware::Hardware;
 use crate::quantity::Kind;
 use crate::schedule::{Purpose, Schedule, stages};
 use crate::work::{Work, settled, work};
+use crate::zero::{gathering, summed};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::{DType, Dim, Mesh};
 use serde::Deserialize;
@@ -267,16 +268,19 @@ fn program(e: &Entry, model: &str, hardware: &Hardware) -> Result<Launches, Refu
     let mesh = schedule.mesh(&config)?;
     let planned = stages(&config, &schedule, hardware.planner().backend())?;
     let mut works = Vec::new();
-    for (name, program) in planned.iter().flat_map(|s| &s.programs) {
-        let symbols = &program.plan.symbols;
+    for run in planned.iter().flat_map(|s| &s.runs) {
+        let symbols = &run.planned.plan.symbols;
         let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
-        let times = if *name == "update" { 1.0 } else { e.micro as f64 };
-        for w in work(program) {
-            let launches = w.launches as f64 * times;
-            works.push((settled(w, &bound)?, launches));
+        let times = if run.name == "update" { 1.0 } else { e.micro as f64 };
+        for w in work(&run.planned) {
+            let [piece, own] = if run.name == "update" { summed(&schedule, &w) } else { [None, Some(w)] };
+            for (w, times) in piece.map(|w| (w, e.micro as f64)).into_iter().chain(own.map(|w| (w, times))) {
+                let launches = w.launches as f64 * times;
+                works.push((settled(w, &bound)?, launches));
+            }
         }
     }
-    let beside = crate::estimate::gathering(&schedule, hardware, &mesh, planned[0].weights)? * e.micro as f64;
+    let beside = gathering(&schedule, hardware, &mesh, planned[0].weights)? * e.micro as f64;
     let rows = if purpose == Purpose::Decode { e.batch } else { e.batch * e.seq };
     Ok((works, mesh, beside, rows as f64 / schedule.devices() as f64))
 }

@@ -19,7 +19,7 @@ use crate::schedule::{Memory, Purpose, Schedule};
 use serde_json::{Map, Value, json};
 
 /// Columns of the comma-separated form and of the table.
-pub const COLUMNS: [&str; 25] = [
+pub const COLUMNS: [&str; 26] = [
     "stage",
     "program",
     "layer",
@@ -41,6 +41,7 @@ pub const COLUMNS: [&str; 25] = [
     "memory_us",
     "fixed_us",
     "communication_us",
+    "overlap_us",
     "total_us",
     "share",
     "bound_by",
@@ -107,6 +108,7 @@ pub fn cells(row: &Row) -> Vec<Value> {
         json!(micro(t.all_memory()) * n),
         json!(micro(t.fixed) * n),
         json!(micro(t.communication()) * n),
+        json!(micro(t.overlap()) * n),
         json!(micro(row.seconds)),
         json!(row.share),
         json!(t.bound()),
@@ -116,8 +118,8 @@ pub fn cells(row: &Row) -> Vec<Value> {
 
 fn memory(m: &Memory) -> Value {
     json!({
-        "weights": m.weights, "kv": m.kv, "activations": m.activations, "gradients": m.gradients,
-        "optimizer": m.optimizer, "process": m.process, "total": m.total(), "kv_per_token": m.kv_per_token,
+        "weights": m.weights, "kv": m.kv, "activations": m.activations, "buffers": m.buffers,
+        "gradients": m.gradients, "optimizer": m.optimizer, "process": m.process, "total": m.total(), "kv_per_token": m.kv_per_token,
     })
 }
 
@@ -127,6 +129,10 @@ fn schedule(s: &Schedule) -> Value {
         "mean_seq": s.seq as f64 * s.part(None), "tp": s.ranks.tp, "dp": s.ranks.dp, "ep": s.ranks.ep,
         "pp": s.ranks.pp, "micro_batches": s.micro, "interleave": s.interleave, "zero": s.zero,
         "recompute": format!("{:?}", s.recompute).to_lowercase(), "dtype": s.storage.name(), "devices": s.devices(),
+        "proposed": s.server.proposals.as_ref().map_or(0, |p| p.how.proposed()),
+        "acceptance": s.server.proposals.as_ref().map(|p| p.acceptance), "chunk": s.server.chunk, "prefix_hit": s.server.cached,
+        "expert_imbalance": s.dispatch.imbalance, "dispatch": if s.dispatch.by_nodes { "deepep" } else { "all-to-all" },
+        "dispatch_dtype": s.dispatch.dtype.unwrap_or(s.storage).name(),
     })
 }
 
@@ -153,7 +159,8 @@ pub fn to_json(e: &Estimate) -> Value {
         "schedule": schedule(s),
         "summary": {
             latency: sum.step, "period_seconds": sum.period, "tokens_per_s": sum.tokens_per_s,
-            "tokens_per_s_per_device": sum.tokens_per_s / sum.devices as f64, "bubble": sum.bubble,
+            "tokens_per_s_per_device": sum.tokens_per_s / sum.devices as f64, "tokens_per_step": s.server.tokens(),
+            "prompts_ttft_seconds": sum.beside.map(|b| b[0]), "prompts_tokens_per_s": sum.beside.map(|b| b[1]), "bubble": sum.bubble,
             "mfu": palm, "mfu_causal": causal,
             "seconds": {"compute": compute, "memory": bytes, "communication": communication, "fixed": fixed},
             "memory": memory(&sum.memory), "memory_of_stages": ranks, "device_memory": e.hardware.memory,

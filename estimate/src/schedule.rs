@@ -3,14 +3,14 @@
 
 use crate::Refused;
 use crate::lengths::Lengths;
-use astrai_builders::config::LayerSpec;
-use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, Windows, build, placements};
-use astrai_engine::model::{check_sizes, served_fidelity, stored};
-use astrai_engine::serving::TOKENS;
+use crate::server::{self, Run, Server};
+use crate::work::arrivals;
+use astrai_builders::{ModelConfig, Program, Ranks, build, placements};
+use astrai_engine::model::{check_sizes, stored};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
 use astrai_ir::{Backend, DType, Graph, Mesh, Node, Placement};
-use astrai_passes::{Fidelity, MeshSharding, Policy, Saturate, Wide, pipeline, precision, shard};
+use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
@@ -61,6 +61,27 @@ pub struct Schedule {
     pub storage: DType,
     /// Activations that training computes again.
     pub recompute: Recompute,
+    /// What a server's steps have beside one token of each sequence, or beside whole prompts.
+    pub server: Server,
+    /// How rows come to the ranks of experts.
+    pub dispatch: Dispatch,
+}
+
+/// How rows come to the ranks of experts, and how unevenly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dispatch {
+    /// Rows of the busiest rank beside an even share.
+    pub imbalance: f64,
+    /// The type in which rows are sent to experts, with a scale in f32 for 128 numbers; none: as they are computed. They come back as computed.
+    pub dtype: Option<DType>,
+    /// A token goes once to each node where it has experts and on from there, as DeepEP's kernels send it, and not once to each expert.
+    pub by_nodes: bool,
+}
+
+impl Default for Dispatch {
+    fn default() -> Dispatch {
+        Dispatch { imbalance: 1.0, dtype: None, by_nodes: false }
+    }
 }
 
 impl Schedule {
@@ -68,8 +89,20 @@ impl Schedule {
     pub fn of_one(purpose: Purpose, batch: u64, seq: u64, storage: DType) -> Schedule {
         let ranks = Ranks { pp: 1, dp: 1, ep: 1, tp: 1 };
         let recompute = Recompute::default();
-        let lengths = None;
-        Schedule { purpose, batch, seq, lengths, ranks, micro: 1, interleave: 1, zero: 0, storage, recompute }
+        Schedule {
+            purpose,
+            batch,
+            seq,
+            lengths: None,
+            ranks,
+            micro: 1,
+            interleave: 1,
+            zero: 0,
+            storage,
+            recompute,
+            server: Server::default(),
+            dispatch: Dispatch::default(),
+        }
     }
 
     /// Of the keys that sequences would have were all as long as the longest, the part that there are; of a window the part of its keys.
@@ -91,6 +124,11 @@ impl Schedule {
         bytes[0].div_ceil(ranks[0]) + bytes[1].div_ceil(ranks[1])
     }
 
+    /// Whether gradients outlive the backward pass: of several pieces, or shared.
+    pub fn accumulates(&self) -> bool {
+        self.micro > 1 || self.zero > 1
+    }
+
     /// Part of the weights' states that a rank updates.
     pub fn updates(&self, weights: [u64; 2]) -> f64 {
         self.shared(1, weights) as f64 / weights.iter().sum::<u64>().max(1) as f64
@@ -101,6 +139,14 @@ impl Schedule {
         let (p, v) = (self.ranks.pp, self.interleave as usize);
         let ahead = if v > 1 { 2 * (p - stage - 1) + (v - 1) * p } else { p - stage - 1 };
         ahead.min(self.micro as usize * v)
+    }
+
+    /// Tokens of a step: of decode those that it gives, of prefill those of prompts whether they are computed or found in the prefix cache.
+    pub fn tokens(&self) -> f64 {
+        match self.purpose {
+            Purpose::Decode => self.batch as f64 * self.server.tokens(),
+            _ => self.batch as f64 * self.seq as f64,
+        }
     }
 
     /// Number of ranks.
@@ -153,6 +199,10 @@ impl Schedule {
                 return Err(format!("--interleave {n}: {of}"));
             }
         }
+        self.server.check(config, self)?;
+        if self.ranks.ep == 1 && self.dispatch != Dispatch::default() {
+            return Err("--expert-imbalance, --dispatch and --dispatch-dtype: only ranks of experts (--ep) are sent rows; leave them out".into());
+        }
         self.ranks.mesh(config)
     }
 }
@@ -164,8 +214,11 @@ pub struct Memory {
     pub weights: u64,
     /// Keys and values of all sequences.
     pub kv: u64,
-    /// Values between kernels, workspaces included.
+    /// Values between kernels.
     pub activations: u64,
+    /// Of values between kernels those of rows that may arrive from other ranks (all tokens of all ranks may choose a rank's experts), and
+    /// kernels' workspaces.
+    pub buffers: u64,
     /// Gradients.
     pub gradients: u64,
     /// Moments and master weights.
@@ -179,15 +232,23 @@ pub struct Memory {
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.kv, self.activations, self.gradients, self.optimizer, self.process];
+        let parts = [
+            self.weights,
+            self.kv,
+            self.activations,
+            self.buffers,
+            self.gradients,
+            self.optimizer,
+            self.process,
+        ];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
 /// The programs of a rank of one stage, in the order in which they run.
 pub struct Stage {
-    /// Each with its name: `forward`, or `gradient` and `update`.
-    pub programs: Vec<(&'static str, Compiled)>,
+    /// Its programs.
+    pub runs: Vec<Run>,
     /// What the rank holds.
     pub memory: Memory,
     /// Bytes of its weights before ranks share them: dense ones, and of experts.
@@ -215,75 +276,10 @@ pub fn stage(
     (mesh, stage): (&Mesh, usize),
     batch: u64,
 ) -> Result<Stage, Refused> {
-    if s.purpose == Purpose::Train {
-        return train(config, s, backend, (mesh, stage), batch);
+    match s.purpose {
+        Purpose::Train => train(config, s, backend, (mesh, stage), batch),
+        _ => server::stage(config, s, backend, (mesh, stage), batch),
     }
-    let table = (s.seq as usize).div_ceil(Cache::PAGE);
-    let windows = windows(config, table, batch as usize);
-    let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table, windows };
-    let step = Program { span: s.seq, ..Program::paged(batch, batch, cache).drawing(backend.samples()) };
-    let planned = if s.purpose == Purpose::Decode {
-        // With latents in pages exact steps would make every key again; engines do not.
-        forward(config, s.storage, backend, (mesh, stage), &step, served_fidelity(config))?
-    } else {
-        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
-        let program = Program { logits, ..Program::full(batch, s.seq) };
-        forward(config, s.storage, backend, (mesh, stage), &program, Fidelity::default())?
-    };
-    let cost = planned.cost().map_err(|e| e.to_string())?;
-    // What is left of a prompt is what the pages of decode hold of it: latents themselves, of a window no more than is seen.
-    let (kv, kv_per_token) = match s.purpose {
-        Purpose::Decode => kept(&planned.graph, s),
-        _ if config.encoder.is_some() => (0, 0),
-        _ => kept(&placed(config, s.storage, (mesh, stage), &step)?, s),
-    };
-    let memory = Memory {
-        weights: cost.weight_bytes,
-        kv: kv.saturating_mul(s.micro),
-        activations: cost.arena_bytes,
-        kv_per_token,
-        ..Memory::default()
-    };
-    Ok(Stage { programs: vec![("forward", planned)], memory, weights: [memory.weights, 0] })
-}
-
-/// Bytes of keys and values in the pages of a step of decode, and of a token.
-fn kept(decode: &Graph, s: &Schedule) -> (u64, u64) {
-    let windowed = states(decode, &|name| name.starts_with(Cache::WINDOWED));
-    let whole = states(decode, &|_| true) - windowed;
-    // The first dimension of a state are its rows, one a token.
-    let row =
-        |n: &Node| n.ty().bytes().size().zip(n.ty().shape.first()?.size()).map(|(b, rows)| b / rows.max(1));
-    let kept = decode.nodes().iter().filter(|n| matches!(n.op, Op::State(_)));
-    let token = kept.filter_map(row).map(|b| b as u64).sum();
-    (windowed + (whole as f64 * s.part(None)).ceil() as u64, token)
-}
-
-/// The graph of a rank of one stage as far as its states are settled: nothing is planned.
-fn placed(
-    config: &ModelConfig,
-    storage: DType,
-    (mesh, stage): (&Mesh, usize),
-    program: &Program,
-) -> Result<Graph, Refused> {
-    let graph = build(config, program).map_err(|e| e.to_string())?;
-    let leaves = placements(config, mesh, &graph);
-    let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
-    let of_stage = match shards.stages() {
-        Some(axis) => pipeline(&graph, axis, stage),
-        None => Ok(graph),
-    };
-    let policy = Policy { storage, wide: &Wide::default() };
-    of_stage.and_then(|g| shard(&g, &shards)).and_then(|g| precision(&g, policy)).map_err(|e| e.to_string())
-}
-
-/// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.
-pub(crate) fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
-    let windowed = |l: &&LayerSpec| l.attention.window.is_some() && l.attention.latent.is_none();
-    let window = config.layers.iter().filter(windowed).filter_map(|l| l.attention.window).max()?;
-    let each = Windows::each(window, TOKENS.max(sequences));
-    let every = config.layers.iter().all(|l| windowed(&l));
-    (each < table).then(|| Windows { pages: each.saturating_mul(sequences), window, every })
 }
 
 /// A program without gradients, of one stage.
@@ -326,8 +322,7 @@ fn train(
     let recipe = Recipe {
         storage: s.storage,
         recompute: s.recompute,
-        // What ranks share outlives the backward pass.
-        accumulate: s.micro > 1 || s.zero > 1,
+        accumulate: s.accumulates(),
         ..Settings::of_sizes(batch, s.seq).recipe()
     };
     let plan =
@@ -349,17 +344,20 @@ fn train(
     // Of the pieces in flight a stage keeps what it saved of each, interleaved of each group of layers.
     let flight = (s.ahead(stage) as u64 + 1).min(s.micro * s.interleave);
     let kept: u64 = saved(&plan.grad.plan, config.layers.len()).iter().sum();
+    let activations = arena(&plan.grad)?
+        .saturating_add((kept * flight / s.interleave).saturating_sub(kept))
+        .max(arena(&plan.update)?);
+    let buffers = arrivals(&plan.grad).max(arrivals(&plan.update)).min(activations);
     let memory = Memory {
         weights: s.shared(3, weights),
-        kv: 0,
-        activations: arena(&plan.grad)?
-            .saturating_add((kept * flight / s.interleave).saturating_sub(kept))
-            .max(arena(&plan.update)?),
+        activations: activations - buffers,
+        buffers,
         gradients: s.shared(2, gradients),
         optimizer: s.shared(1, optimizer),
         ..Memory::default()
     };
-    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory, weights })
+    let runs = vec![Run::whole("gradient", plan.grad), Run::whole("update", plan.update)];
+    Ok(Stage { runs, memory, weights })
 }
 
 /// Names of the weights of which each rank of experts has its own.

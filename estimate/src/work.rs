@@ -4,13 +4,16 @@
 use crate::Refused;
 use astrai_ir::kernel::Products;
 use astrai_ir::ops::Op;
-use astrai_ir::plan::{Body, BufferId, Place, Step};
+use astrai_ir::plan::{Body, Buffer, BufferId, Place, Step};
 use astrai_ir::region::{DotBatch, Form};
 use astrai_ir::shard::Traffic;
 use astrai_ir::{Axis, DType, Dim, Node, Plan, Region, Type};
 use astrai_runtime::Compiled;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// How names of symbols end that count rows from all ranks of experts.
+pub const ARRIVED: &str = "_ep";
 
 /// A collective of a launch.
 #[derive(Clone, Debug)]
@@ -21,6 +24,20 @@ pub struct Message {
     pub traffic: Traffic,
     /// Axes whose ranks take part.
     pub over: Vec<Axis>,
+    /// Of `all_to_all` whether rows come back from experts.
+    pub back: bool,
+    /// Bytes that are sent beside those that the plan counts.
+    pub factor: f64,
+    /// Of `all_to_all` where a token is sent once to each node of its experts: how many it has, and the part of all experts that are in the
+    /// groups to which its choice is limited.
+    pub by_nodes: Option<[f64; 2]>,
+}
+
+impl Message {
+    /// A message as the plan has it.
+    pub fn new(operator: &'static str, traffic: Traffic, over: Vec<Axis>) -> Message {
+        Message { operator, traffic, over, back: false, factor: 1.0, by_nodes: None }
+    }
 }
 
 /// Launches that do the same: of one region, in layers of one kind.
@@ -158,24 +175,42 @@ fn again(program: &Compiled) -> u64 {
 
 /// Bytes of values between kernels that are kept while each launch runs, in the order of the launches.
 pub fn live(plan: &Plan) -> Vec<u64> {
+    live_of(plan, &|_| true)
+}
+
+/// The same of some of the values.
+fn live_of(plan: &Plan, these: &dyn Fn(&Buffer) -> bool) -> Vec<u64> {
     let mut all = Vec::with_capacity(plan.launches());
-    for (step, outside) in plan.main.steps.iter().zip(kept(plan, &plan.main)) {
+    for (step, outside) in plan.main.steps.iter().zip(kept(plan, &plan.main, these)) {
         match step {
             Step::Run { .. } => all.push(outside),
             Step::Call { body, .. } => {
-                all.extend(kept(plan, &plan.bodies[*body]).into_iter().map(|inside| outside + inside));
+                all.extend(kept(plan, &plan.bodies[*body], these).into_iter().map(|inside| outside + inside));
             }
         }
     }
     all
 }
 
+/// Of the bytes between a program's kernels, where they are most, those of rows that come from other ranks; and the greatest workspace.
+pub fn arrivals(program: &Compiled) -> u64 {
+    let plan = &program.plan;
+    let arrive = |b: &Buffer| b.ty.shape.iter().any(|d| d.symbols().iter().any(|s| s.ends_with(ARRIVED)));
+    let most = live(plan).into_iter().zip(live_of(plan, &arrive)).max_by_key(|(all, _)| *all);
+    let workspaces = program.kernels.iter().flatten().map(|k| plan.bound(&k.workspace).unwrap_or(0));
+    most.map_or(0, |(_, arrived)| arrived) + workspaces.max().unwrap_or(0)
+}
+
 /// Bytes of a body's own values, from the first step that touches each to the last, at each step.
-fn kept(plan: &Plan, body: &Body) -> Vec<u64> {
+fn kept(plan: &Plan, body: &Body, these: &dyn Fn(&Buffer) -> bool) -> Vec<u64> {
     let mut spans: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     for (i, step) in body.steps.iter().enumerate() {
         let (Step::Run { reads: a, writes: b, .. } | Step::Call { args: a, results: b, .. }) = step;
-        for at in a.iter().chain(b).filter(|at| matches!(body.buffers[at.0].place, Place::Arena(_))) {
+        let own = |at: &&BufferId| {
+            let buffer = &body.buffers[at.0];
+            matches!(buffer.place, Place::Arena(_)) && these(buffer)
+        };
+        for at in a.iter().chain(b).filter(own) {
             spans.entry(at.0).or_insert((i, i)).1 = i;
         }
     }
@@ -359,5 +394,6 @@ fn message(region: &Region, node: &Node) -> Option<Message> {
         Op::SendTo(o) => vec![o.over.clone()],
         _ => vec![],
     };
-    Some(Message { operator: node.op.name(), traffic, over })
+    let back = matches!(&node.op, Op::AllToAll(o) if o.back);
+    Some(Message { back, ..Message::new(node.op.name(), traffic, over) })
 }

@@ -30,7 +30,8 @@ pub enum Destination {
     Outputs,
     /// States `grad.<buffer>`, overwritten by each run.
     States,
-    /// States `grad.<buffer>`, accumulated from run to run; a run whose scalar input [`ACCUMULATE`] is 0 starts anew.
+    /// States `grad.<buffer>`, accumulated from run to run; a run whose scalar input [`ACCUMULATE`] is 0 starts anew. Data-parallel
+    /// ranks accumulate their own gradients: the states are partial sums, which whoever reads them sums over the ranks.
     Accumulators,
 }
 
@@ -71,7 +72,7 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
 }
 
 /// [`differentiate`] for data-parallel ranks along the axes `over`: gradients of weights that are replicated along these axes
-/// are summed over the ranks.
+/// are summed over the ranks; those of accumulators are noted as partial sums instead.
 pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]) -> Result<Graph, IrError> {
     let of_block = |(i, b)| split(b, &graph.params_bound_to_weights(BlockId(i as u32)), how.recompute);
     let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
@@ -110,9 +111,15 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
     for (w, d) in weights.iter().zip(grads) {
         let origin = g.node(*w).origin.clone();
         g.with_origin(&origin, |g| {
-            let d = d.map(|d| all_reduced(g, *w, d, over)).transpose()?;
+            let axes = summed_axes(g, *w, over)?;
+            let d = match d {
+                // The sum of all micro-batches is summed over the ranks once.
+                Some(d) if accumulate.is_none() => Some(all_reduced(g, d, &axes)?),
+                d => d,
+            };
             let d = summed_over_stages(g, *w, d)?;
-            write_gradient(g, *w, d, how.to, accumulate)
+            let accumulator = accumulate.map(|accumulate| Accumulator { accumulate, partial: &axes });
+            write_gradient(g, *w, d, how.to, accumulator)
         })?;
     }
     share_loss(&g)
@@ -194,8 +201,8 @@ fn stage_of_graph(g: &Graph) -> Option<(Axis, usize)> {
     })
 }
 
-/// The all-reduce of a weight's gradient over the data-parallel axes along which the weight is replicated.
-fn all_reduced(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, IrError> {
+/// The data-parallel axes along which a weight is replicated: each rank has a summand of its gradient.
+fn summed_axes(g: &Graph, w: NodeId, over: &[Axis]) -> Result<Vec<Axis>, IrError> {
     let mut axes = Vec::new();
     for axis in over {
         let placed = g.node(w).sharding.iter().find(|(name, _)| *name == axis.name).map(|(_, p)| p);
@@ -207,10 +214,23 @@ fn all_reduced(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<Nod
             }
         }
     }
+    Ok(axes)
+}
+
+/// The all-reduce of a gradient over these axes.
+fn all_reduced(g: &mut Graph, d: NodeId, axes: &[Axis]) -> Result<NodeId, IrError> {
     match axes.is_empty() {
         true => Ok(d),
-        false => g.push(AllReduce { kind: ReduceOp::Sum, over: axes }, &[d]),
+        false => g.push(AllReduce { kind: ReduceOp::Sum, over: axes.to_vec() }, &[d]),
     }
+}
+
+/// The accumulator of a weight's gradient.
+struct Accumulator<'a> {
+    /// The input [`ACCUMULATE`].
+    accumulate: NodeId,
+    /// The axes over whose ranks it is a partial sum.
+    partial: &'a [Axis],
 }
 
 /// Makes the gradient `d` of a weight an output, or the next version of its state.
@@ -219,16 +239,20 @@ fn write_gradient(
     w: NodeId,
     d: Option<NodeId>,
     to: Destination,
-    accumulate: Option<NodeId>,
+    accumulator: Option<Accumulator>,
 ) -> Result<(), IrError> {
     let ty = g.ty(w).with(DType::F32);
     let name = format!("{GRAD}{}", g.node(w).op.leaf_name().unwrap_or_default());
     let mut d = d.map_or_else(|| g.constant(ty.clone(), 0.0), Ok)?;
     if to != Destination::Outputs {
         let state = g.push(State { name: name.clone(), ty: ty.clone() }, &[])?;
-        if let Some(accumulate) = accumulate {
+        let mut sharding = g.node(w).sharding.clone();
+        if let Some(Accumulator { accumulate, partial }) = accumulator {
+            let summed = |(axis, _): &&mut (String, Placement)| partial.iter().any(|a| a.name == *axis);
+            sharding.iter_mut().filter(summed).for_each(|(_, p)| *p = Placement::Partial);
             d = accumulated(g, state, d, accumulate, &ty)?;
         }
+        g.note_sharding(state, &sharding);
         d = g.push(Store {}, &[state, d])?;
     }
     g.set_output(&name, d)

@@ -11,9 +11,9 @@ mod reshard;
 #[cfg(test)]
 mod tests;
 
-use astrai_ir::ops::Op;
+use astrai_ir::ops::{Op, Store};
 use astrai_ir::shard::STAGES;
-use astrai_ir::{Axis, Block, Graph, IrError, Mesh, Placement, Symbol};
+use astrai_ir::{Axis, Block, Graph, IrError, Mesh, NodeId, Placement, Symbol};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub struct MeshSharding {
     /// The ranks. Along the axes of [`DATA`] each has sequences of its own; the graph is written for those of one rank.
     pub mesh: Mesh,
     /// Placements of weights and states by name. Weights that are not listed are replicated, states local along the data axes.
+    /// A state of partial sums is summed over its ranks where the graph reads it, once however often that is.
     pub leaves: HashMap<String, Vec<(String, Placement)>>,
     /// The pipeline stage of the graph, if [`pipeline`](crate::pipeline) has partitioned it.
     pub stage: usize,
@@ -74,7 +75,26 @@ pub fn shard(graph: &Graph, shards: &MeshSharding) -> Result<Graph, IrError> {
         }
         g = partition::partition(&g, axis, shards)?;
     }
-    Ok(g)
+    sum_in_place(&g, shards)
+}
+
+/// The graph in which the sum of a partial state over its ranks is the next version of that state: it needs no memory of its own.
+fn sum_in_place(graph: &Graph, shards: &MeshSharding) -> Result<Graph, IrError> {
+    let partial = |name: &str| {
+        let placed = shards.leaves.get(name).into_iter().flatten();
+        shards.axes().any(|axis| placed.clone().any(|(a, p)| *a == axis.name && *p == Placement::Partial))
+    };
+    let sums = |id: NodeId| match (&graph.node(id).op, graph.node(id).args.as_slice()) {
+        (Op::AllReduce(_), [of]) => matches!(&graph.node(*of).op, Op::State(s) if partial(&s.name)),
+        _ => false,
+    };
+    if !graph.ids().any(sums) {
+        return Ok(graph.clone());
+    }
+    graph.rebuild(|out, id, args| {
+        let made = out.push_exact(graph.node(id).op.clone(), args)?;
+        if sums(id) { out.push_exact(Store {}.into(), &[args[0], made]) } else { Ok(made) }
+    })
 }
 
 /// The graph with, beside each symbol, a symbol that counts the rows of all ranks of an axis.

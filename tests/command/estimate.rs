@@ -108,6 +108,10 @@ fn an_estimate_adds_up() {
     }
     assert!(sent.clone().any(|(_, m)| m["operator"] == "all_reduce" && m["bytes"].as_f64() > Some(0.0)));
     assert_eq!(sum["fits"], true);
+    let beside = ["--chunk", "512", "--speculate", "ngram:3", "--acceptance", "0.5"];
+    let beside = object(&[&args[..9], &beside].concat());
+    let tokens = &beside["summary"]["tokens_per_step"];
+    assert!(*tokens == 1.875 && beside["summary"]["prompts_ttft_seconds"].is_f64(), "{beside}");
     let [timeline, book] = ["timeline.json", "rows.xlsx"].map(|name| dir.path().join(name));
     good(&["estimate", text(&model), "--pp", "2", "--timeline", text(&timeline), "--xlsx", text(&book)]);
     let timeline: Value = serde_json::from_slice(&std::fs::read(timeline).unwrap()).unwrap();
@@ -288,6 +292,7 @@ fn whatever_is_wrong_is_said_in_one_line() {
     let model = root("bench/shapes/qwen3-0.6b.json");
     let dir = tempfile::tempdir().unwrap();
     let (file, nothing) = (dir.path().join("x.json5"), dir.path().join("nothing.jsonl"));
+    let tiny = root("tests/golden/qwen3/config.json");
     std::fs::write(&nothing, "").unwrap();
     std::fs::write(
         &file,
@@ -313,6 +318,18 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--context-dist", "uniform:1..9"], "give --for decode"),
         (vec!["--for", "decode", "--context-dist", "uniform:9..1"], "--context-dist uniform:9..1: write"),
         (vec!["--for", "decode", "--context-dist", "none.txt"], "none.txt"),
+        (vec!["--for", "train", "--chunk", "64"], "--chunk: only a server"),
+        (vec!["--chunk", "64", "--check"], "--chunk goes with the plan"),
+        (vec!["--prefix-hit", "1"], "--prefix-hit 1: a part from 0 to less than 1"),
+        (vec!["--for", "decode", "--prefix-hit", "0.5"], "give --chunk N"),
+        (vec!["--speculate", "ngram", "--acceptance", "0.5"], "give --for decode"),
+        (vec!["--for", "decode", "--speculate", "ngram"], "give --acceptance"),
+        (vec!["--for", "decode", "--acceptance", "0.5"], "nothing is proposed"),
+        (vec!["--for", "decode", "--speculate", "mtp", "--acceptance", "0.5"], "no module"),
+        (vec!["--for", "decode", "--draft", text(&tiny), "--acceptance", "nan"], "--acceptance NaN"),
+        (vec!["--for", "decode", "--draft", text(&tiny), "--acceptance", "1"], "--draft: vocab_size"),
+        (vec!["--dispatch", "deepep"], "--dispatch: only ranks of experts"),
+        (vec!["--ep", "2", "--expert-imbalance", "3"], "--expert-imbalance 3: from 1"),
         (vec!["--repeat", "3"], "--repeat goes with --check"),
         (vec!["--hardware", text(&file), "--csv", text(&file)], "is read, or part of what is"),
         (vec!["--csv", "same", "--xlsx", "same"], "--xlsx: same is --csv's"),

@@ -1,5 +1,6 @@
 //! Models on meshes. Small ones are run on all ranks in lockstep and equal the unsharded model, forward, backward and over pages.
 
+mod accumulated;
 mod planned;
 
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, Ranks, build, placements};

@@ -80,7 +80,7 @@ fn parameters_weights_and_kv_are_the_published_ones() {
 fn held(config: &ModelConfig, s: &Schedule) -> Vec<BTreeMap<String, u64>> {
     let (machine, _) = h100();
     let of = |stage: &Stage| {
-        let weights = stage.programs[0].1.graph.nodes().iter().filter_map(|n| match &n.op {
+        let weights = stage.runs[0].planned.graph.nodes().iter().filter_map(|n| match &n.op {
             Op::Weight(w) => Some((w.name.clone(), w.ty.elements().size().unwrap() as u64)),
             _ => None,
         });
@@ -154,7 +154,7 @@ fn rows_of_a_stage_are_its_time_at_work() {
     let one = Schedule::of_one(Purpose::Train, 16, 64, DType::BF16);
     let sent = |r: &Rank| r.rows.iter().filter(|r| r.work.is_sent()).map(|r| r.launches).sum::<u64>();
     for (pp, dp, micro, zero, interleave) in
-        [(1, 1, 8, 0, 1), (1, 4, 1, 3, 1), (2, 2, 4, 3, 1), (2, 1, 8, 0, 7)]
+        [(1, 1, 8, 0, 1), (1, 4, 1, 3, 1), (2, 2, 4, 3, 1), (2, 2, 4, 2, 1), (2, 2, 4, 1, 1), (2, 1, 8, 0, 7)]
     {
         let s = Schedule { ranks: Ranks { pp, dp, ..one.ranks }, micro, zero, interleave, ..one.clone() };
         let e = estimate(&config, &s, &hardware, machine.backend()).unwrap();
@@ -182,15 +182,57 @@ fn rows_of_a_stage_are_its_time_at_work() {
             // Of the first stage's activations there are (1 + (p - 1) / (p v)) times as many: in the place of two pieces two and a seventh.
             let plain = Schedule { interleave: 1, ..s.clone() };
             let plain = estimate(&config, &plain, &hardware, machine.backend()).unwrap();
-            let kept: u64 = saved(&stages(&config, &s, machine.backend()).unwrap()[0].programs[0].1.plan, 28)
-                .iter()
-                .sum();
+            let kept: u64 =
+                saved(&stages(&config, &s, machine.backend()).unwrap()[0].runs[0].planned.plan, 28)
+                    .iter()
+                    .sum();
             let more = e.ranks[0].memory.activations - plain.ranks[0].memory.activations;
             assert_eq!(more, kept / interleave);
             assert_eq!(sent(&e.ranks[0]), interleave * sent(&plain.ranks[0]));
         }
         let busy = e.summary.step * (1.0 - e.summary.bubble);
         assert!((slowest..1.2 * slowest).contains(&(busy + 1e-9)), "{busy} of {slowest}");
+    }
+}
+
+/// What data-parallel ranks send of gradients in a step, in all-reduces of all of them: one, however many pieces there are; where gradients are
+/// shared half of one with each piece, and where weights are not shared half of one with the update.
+#[test]
+fn gradients_are_summed_once_a_step() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes/qwen3-moe-tiny.json");
+    let config = ModelConfig::read(&file).unwrap().config;
+    let (machine, h100) = h100();
+    let base = Schedule::of_one(Purpose::Train, 32, 64, DType::BF16);
+    for (dp, ep) in [(4, 1), (2, 2)] {
+        let ranks = Ranks { dp, ep, ..base.ranks };
+        let sent = |micro, zero| {
+            let s = Schedule { ranks, micro, zero, ..base.clone() };
+            let e = estimate(&config, &s, &h100, machine.backend()).unwrap();
+            let mut sums = [0; 2];
+            for r in e.ranks[0].rows.iter().filter(|r| r.work.origin != "weights") {
+                for m in r.work.messages.iter().filter(|m| m.operator != "all_to_all") {
+                    let bytes = m.traffic.bytes.size().unwrap_or(0) as u64;
+                    let of_norm = bytes == 4;
+                    sums[usize::from(r.program == "update")] +=
+                        if of_norm { 0 } else { m.traffic.sent(bytes) * r.launches };
+                }
+            }
+            sums
+        };
+        let [one, none] = sent(1, 0);
+        assert!(one > 0 && none == 0, "dp={dp} ep={ep}: {one} and {none} bytes");
+        for (micro, zero, pieces, update) in [
+            (1, 1, 1.0, 0.0),
+            (4, 0, 0.0, 1.0),
+            (4, 1, 0.0, 1.0),
+            (1, 2, 0.5, 0.5),
+            (4, 2, 2.0, 0.5),
+            (4, 3, 2.0, 0.0),
+        ] {
+            let of = sent(micro, zero).map(|bytes| bytes as f64 / one as f64);
+            let near = of.into_iter().zip([pieces, update]).all(|(a, b): (f64, f64)| (a - b).abs() < 1e-3);
+            assert!(near, "dp={dp} ep={ep}, {micro} pieces, ZeRO {zero}: {of:?}");
+        }
     }
 }
 

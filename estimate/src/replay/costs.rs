@@ -7,6 +7,7 @@ use crate::estimate::even;
 use crate::hardware::Hardware;
 use crate::model::{body, time_among, touched};
 use crate::schedule::{Schedule, forward, states};
+use crate::server::names;
 use crate::work::{Work, work};
 use astrai_builders::{Cache, ModelConfig, Program, Windows};
 use astrai_engine::model::served_fidelity;
@@ -293,12 +294,12 @@ impl Lengths {
                 "context" => Some((sequences * length.div_ceil(Cache::PAGE as u64)).clamp(1, pages)),
                 name => symbols.iter().find(|s| &*s.name == name).map(|s| s.max),
             };
-            runs.push((works, symbols, value, touched(works, &even(symbols, &value))?));
+            runs.push((works, symbols, value, touched(works, &even(symbols, &value, 1.0))?));
         }
         for at in 0..self.plans[0].0.len() {
             let (mut times, mut apart): (Grown, f64) = (Vec::with_capacity(self.lengths.len()), 0.0);
             for (works, symbols, value, among) in &runs {
-                let t = time_among(&works[at], *among, hardware, mesh, &even(symbols, value))?;
+                let t = time_among(&works[at], *among, hardware, mesh, &even(symbols, value, 1.0))?;
                 times.push([t.compute, t.all_memory(), t.fixed + t.communication()]);
                 apart = t.apart;
             }
@@ -328,12 +329,6 @@ fn between(grown: &Grown, (i, part): (usize, f64), which: usize) -> f64 {
     let a = grown[i][which];
     let b = grown.get(i + 1).map_or(a, |g| g[which]);
     (a + (b - a) * part).max(0.0)
-}
-
-/// Names of a run's kernels in order.
-fn names(planned: &Compiled) -> impl Iterator<Item = Option<&str>> {
-    let launches = planned.plan.each_launch().into_iter();
-    launches.map(|(_, region)| planned.kernels[region.0].as_ref().map(|k| k.identity.as_str()))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ struct Slot {
 
 /// The slots of a stage, in their order.
 fn order(e: &Estimate, stage: usize) -> VecDeque<Slot> {
-    let (p, v, m) = (e.ranks.len(), e.schedule.interleave as usize, e.schedule.micro as usize);
+    let (p, v, m) = (e.ranks.len(), e.schedule.interleave as usize, e.schedule.pieces() as usize);
     let all = m * v;
     // Pieces come as many at a time as there are stages, through one group of layers after another.
     let slot = |k: usize, backward: bool| {
@@ -52,7 +52,7 @@ fn seconds(rank: &Rank, interleave: f64) -> [f64; 2] {
 /// There are too many pieces.
 pub fn timeline(e: &Estimate) -> Result<Value, Refused> {
     let (p, s) = (e.ranks.len(), &e.schedule);
-    let (v, m) = (s.interleave as usize, s.micro as usize);
+    let (v, m) = (s.interleave as usize, s.pieces() as usize);
     let slots = p.saturating_mul(m).saturating_mul(v);
     if slots > MOST {
         return Err(format!(

@@ -2,11 +2,12 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::{even, gathering};
+use crate::estimate::{even, sent};
 use crate::hardware::Hardware;
 use crate::model::{Sizes, message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
 use crate::work::{Message, Work, work};
+use crate::zero::{gathering, summed};
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::shard::{STAGES, Traffic};
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
@@ -69,7 +70,7 @@ impl Layers {
         let mesh = alone.mesh(&short)?;
         let planned = stage(&short, &alone, backend, (&mesh, 0), most)?;
         let n = short.layers.len();
-        let main = &planned.programs[0].1;
+        let main = &planned.runs[0].planned;
         let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![[0; 2]; n]));
         let apart = experts(&main.graph);
         for w in &main.plan.weights {
@@ -85,7 +86,7 @@ impl Layers {
         Ok(Layers {
             config: config.clone(),
             stands,
-            scratch: m.activations.saturating_sub(all),
+            scratch: (m.activations + m.buffers).saturating_sub(all),
             saved,
             kv: m.kv_per_token as f64 / n as f64,
             most,
@@ -93,9 +94,9 @@ impl Layers {
             weights,
             parts: RefCell::default(),
             programs: planned
-                .programs
+                .runs
                 .iter()
-                .map(|(name, p)| (*name, work(p), p.plan.symbols.clone()))
+                .map(|r| (r.name, sent(work(&r.planned), config, s), r.planned.plan.symbols.clone()))
                 .collect(),
         })
     }
@@ -181,7 +182,7 @@ impl Layers {
                 gradients: of(2, self.states[0]),
                 optimizer: of(1, self.states[1]),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
-                process: 0,
+                ..Memory::default()
             }
         };
         (0..stages).map(one).max_by_key(Memory::total).unwrap_or_default()
@@ -204,33 +205,28 @@ impl Layers {
                 "sequences" => Some(batch),
                 name => symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch),
             };
-            let sizes = even(symbols, &value);
-            let n = self.weights.1.len();
-            let mut layers = vec![0.0; n];
-            // Before the first layer, and behind it.
-            let mut around = [0.0; 2];
-            let mut begun = false;
+            let sizes = even(symbols, &value, s.dispatch.imbalance);
+            // With each piece, and once a step.
+            let mut all = [(); 2].map(|()| Parts::new(self.weights.1.len()));
+            let once = *program == "update";
+            let part = s.updates(self.weights(0, 1));
             for w in works {
                 let other = self.changed(w, s, mesh, &sizes)?;
                 let w = other.as_ref().unwrap_or(w);
-                let seconds = time(w, hardware, mesh, &sizes)?.total();
-                begun |= !w.layers.is_empty();
-                match w.layers.as_slice() {
-                    [] => around[usize::from(begun)] += seconds * w.launches as f64,
-                    list => list.iter().for_each(|l| layers[(*l).min(n - 1)] += seconds),
+                let [piece, own] = if once { summed(s, w) } else { [Some(w.clone()), None] };
+                for (w, all) in [piece, own].into_iter().zip(&mut all) {
+                    let Some(w) = w else { continue };
+                    let part = if once && w.messages.is_empty() { part } else { 1.0 };
+                    let time = time(&w, hardware, mesh, &sizes)?;
+                    // Starts are as many of a part.
+                    all.add(&w, time.total() - (1.0 - part) * time.body());
                 }
             }
-            let of = |at: usize| self.stage(at, stages).map(|l| layers[l]).sum::<f64>();
-            if *program == "update" {
-                let slowest = (0..stages).map(of).fold(0.0, f64::max);
-                update += (around[0] + around[1] + slowest) * s.updates(self.weights(0, 1));
-                continue;
-            }
-            for (at, piece) in pieces.iter_mut().enumerate() {
-                *piece += of(at);
-                *piece += if at == 0 { around[0] } else { 0.0 };
-                *piece += if at + 1 == stages { around[1] } else { 0.0 };
-            }
+            let [piece, own] = all.map(|all| {
+                (0..stages).map(move |at| all.of(self.stage(at, stages), at, stages)).collect::<Vec<f64>>()
+            });
+            pieces.iter_mut().zip(piece).for_each(|(sum, seconds)| *sum += seconds);
+            update += own.into_iter().fold(0.0, f64::max);
         }
         for (at, piece) in pieces.iter_mut().enumerate() {
             *piece += gathering(s, hardware, mesh, self.weights(at, stages))?;
@@ -240,7 +236,7 @@ impl Layers {
             let seconds = |bytes: usize| {
                 let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
                 let traffic = Traffic::point_to_point(Dim::from(bytes));
-                let sent = message(&Message { operator: "send", traffic, over }, hardware, mesh, &|_| None)?;
+                let sent = message(&Message::new("send", traffic, over), hardware, mesh, &|_| None)?;
                 Ok::<f64, Refused>(sent.latency + sent.bandwidth)
             };
             let sent = seconds(rows as usize * width)?;
@@ -254,6 +250,35 @@ impl Layers {
             }
         }
         Ok((pieces, update))
+    }
+}
+
+/// Seconds of a program's works: of each planned layer, and of what is before the first and behind it.
+struct Parts {
+    layers: Vec<f64>,
+    around: [f64; 2],
+    begun: bool,
+}
+
+impl Parts {
+    fn new(layers: usize) -> Parts {
+        Parts { layers: vec![0.0; layers], around: [0.0; 2], begun: false }
+    }
+
+    /// Adds the launches of a work, so many seconds each.
+    fn add(&mut self, work: &Work, seconds: f64) {
+        self.begun |= !work.layers.is_empty();
+        let last = self.layers.len() - 1;
+        match work.layers.as_slice() {
+            [] => self.around[usize::from(self.begun)] += seconds * work.launches as f64,
+            list => list.iter().for_each(|l| self.layers[(*l).min(last)] += seconds),
+        }
+    }
+
+    /// Seconds of a stage that has these layers.
+    fn of(&self, layers: impl Iterator<Item = usize>, at: usize, stages: usize) -> f64 {
+        let around = |has: bool, side: usize| if has { self.around[side] } else { 0.0 };
+        layers.map(|l| self.layers[l]).sum::<f64>() + around(at == 0, 0) + around(at + 1 == stages, 1)
     }
 }
 

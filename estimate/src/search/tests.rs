@@ -59,6 +59,39 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
     }
 }
 
+/// Steps whose time is messages of gradients: of few tokens, over links between nodes.
+#[test]
+fn sums_of_gradients_count_alike_in_both_plans() {
+    let h100 = Hardware::open("h100-sxm").unwrap();
+    // Each piece would send the gradient of a tied embedding from stage to stage, which the coarse plan leaves out.
+    let (config, planner) =
+        (ModelConfig { tie_embeddings: false, ..config("qwen3-0.6b.json") }, h100.planner());
+    let base = Schedule::of_one(Purpose::Train, 128, 64, DType::BF16);
+    for (pp, dp, micro, zero) in [
+        (1, 16, 1, 0),
+        (1, 16, 1, 2),
+        (1, 16, 8, 0),
+        (2, 16, 8, 0),
+        (1, 16, 8, 1),
+        (2, 16, 8, 1),
+        (1, 16, 8, 2),
+        (4, 16, 4, 2),
+        (1, 16, 8, 3),
+    ] {
+        let s = Schedule { ranks: Ranks { pp, dp, ..base.ranks }, micro, zero, ..base.clone() };
+        let (batch, mesh) = (s.rank_batch().unwrap(), s.mesh(&config).unwrap());
+        let layers = Layers::plan(&config, &s, batch, planner.backend()).unwrap();
+        let (pieces, update) = layers.seconds(&s, batch, &h100, &mesh).unwrap();
+        let whole = estimate(&config, &s, &h100, planner.backend()).unwrap();
+        let updates = whole.ranks.iter().map(|r| r.update()).fold(0.0, f64::max);
+        let of = [super::step(&s, &pieces, update)[0] / whole.summary.step, update / updates];
+        println!("pp={pp} dp={dp}, {micro} pieces, ZeRO {zero}: {of:?}");
+        // The coarse plan has each stage send both ways, which counts in pieces of so few tokens.
+        let near = (0.8..1.2).contains(&of[0]) && (0.9..1.1).contains(&of[1]);
+        assert!(near, "pp={pp} dp={dp}, {micro} pieces, ZeRO {zero}: {of:?}");
+    }
+}
+
 #[test]
 fn limits_are_kept() {
     let h100 = Hardware::open("h100-sxm").unwrap();

@@ -223,7 +223,7 @@ fn same_elements(g: &Graph, inside: &BTreeSet<NodeId>, roots: &[NodeId], leaf: N
         if id == leaf || !node.args.iter().any(|a| reads.contains(a) && inside.contains(a)) {
             continue;
         }
-        let keeps = node.op.is_pointwise() || matches!(node.op, Op::Cast(_));
+        let keeps = node.op.is_pointwise() || matches!(node.op, Op::Cast(_) | Op::AllReduce(_));
         if !keeps || g.ty(id).shape != g.ty(leaf).shape {
             return false;
         }

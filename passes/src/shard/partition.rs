@@ -139,7 +139,13 @@ impl<'a> Partitioner<'a> {
         let data_dependent = placement == Placement::Local;
         let made = self.out.push(op, &[])?;
         self.note_as(made, &node.sharding, &placement);
-        Ok(Value { id: made, placements: vec![placement], rows: None, has_gradient, data_dependent })
+        let value = Value { id: made, placements: vec![placement], rows: None, has_gradient, data_dependent };
+        if value.placements[0] != Placement::Partial {
+            return Ok(value);
+        }
+        // Every use by itself would sum what is linear in the leaf, and so send it once a use.
+        let id = self.reshard(&value, &Placement::Replicate, None)?;
+        Ok(Value { id, placements: vec![Placement::Replicate], ..value })
     }
 
     fn operator(&mut self, id: NodeId, args: &[Value]) -> Result<Value, IrError> {

@@ -7,7 +7,7 @@ use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, Placement};
 use astrai_passes::MeshSharding;
 use astrai_runtime::{Options, compile};
-use astrai_train::engine::Plan;
+use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::{Settings, Storage};
 use std::collections::HashMap;
 
@@ -80,6 +80,14 @@ fn a_dense_layer_meets_twice_forward_and_twice_backward() {
     let [total, _] = plan.grad.collectives().unwrap()["all_reduce"];
     assert!((sums..=sums + 1).contains(&total), "{total} sums, {sums} expected");
     assert_eq!(counts(&plan.update), [("all_reduce", 1)]);
+    // Accumulated gradients meet once a step: each weight's, and the norm over tp.
+    let recipe = Recipe { accumulate: true, storage: DType::BF16, ..Settings::of_sizes(1, 4096).recipe() };
+    let (machine, mesh) =
+        (Machine::new(Kind::Null, 1).unwrap(), Ranks { pp: 1, dp: 2, ep: 1, tp: 8 }.mesh(&config));
+    let at = (&mesh.unwrap(), 0);
+    let summed = Plan::on_ranks(&config, &recipe, machine.backend(), astrai_runtime::Dump::None, at).unwrap();
+    assert_eq!(summed.grad.collectives().unwrap()["all_reduce"][0], total - weights);
+    assert_eq!(counts(&summed.update), [("all_reduce", weights + 1)]);
 }
 
 #[test]

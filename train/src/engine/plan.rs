@@ -18,7 +18,7 @@ use std::collections::{BTreeSet, HashMap};
 pub struct Plan {
     /// Forward and backward.
     pub grad: Compiled,
-    /// Norm, clip and optimiser.
+    /// The sum of accumulated gradients over ranks, norm, clip and optimiser.
     pub update: Compiled,
     /// The loss of a batch.
     pub score: Compiled,
@@ -85,7 +85,7 @@ impl Plan {
         let stages = stages_of_norm(&whole, &leaves, (mesh, stage));
         let mut update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
         if mesh.ranks() > 1 {
-            // A partial sum would be reduced where it leaves a block: once a tensor instead of once.
+            // A partial sum would be reduced where it leaves a block: the norm's once a tensor instead of once, a gradient's before each call.
             update = inline_calls(&update)?;
         }
         // The update has no layers to put on stages.
@@ -282,7 +282,7 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
     if mesh.ranks() == 1 {
         return Ok((all, leaves));
     }
-    let prefixes: Vec<&str> = ["", GRAD].into_iter().chain(recipe.kept()).collect();
+    let prefixes: Vec<&str> = [""].into_iter().chain(recipe.kept()).collect();
     let sharded = |n: &Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
     let mut shardings: HashMap<String, Sharding> = program.graph.nodes().iter().filter_map(sharded).collect();
     for w in &mut all {
@@ -299,6 +299,13 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
             placed.push((axis, p));
         }
         w.parts.clear();
+        // An accumulated gradient is a partial sum over ranks that have batches of their own.
+        let sums = shardings.remove(&format!("{GRAD}{}", w.name)).unwrap_or_default();
+        let gradient = placed.iter().map(|(axis, p)| {
+            let partial = sums.iter().any(|(a, p)| a == axis && *p == Placement::Partial);
+            (axis.clone(), if partial { Placement::Partial } else { p.clone() })
+        });
+        leaves.insert(format!("{GRAD}{}", w.name), gradient.collect());
         let kept = prefixes.iter().filter(|p| recipe.optimizer.keeps(p, w));
         kept.for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
     }
