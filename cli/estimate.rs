@@ -1,6 +1,7 @@
 //! `astrai estimate`: flags and printing of what a program will cost.
 
 mod here;
+mod legacy;
 mod replay;
 mod shown;
 
@@ -12,10 +13,9 @@ use crate::flags::{DTypeName, DeviceName, KvFlag, QuantizeFlag};
 use crate::table::table;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_engine::model::packed;
-use astrai_estimate::estimate::{Planned, estimate};
+use astrai_estimate::estimate::Planned;
 use astrai_estimate::hardware::{Hardware, PRESETS};
 use astrai_estimate::lengths::Lengths;
-use astrai_estimate::llmsim::{self, DIFFERENCES};
 use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
 use astrai_estimate::{report, search};
 use astrai_ir::DType;
@@ -86,8 +86,8 @@ pub struct Estimate {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// Write the rows as comma-separated values
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
+    /// Write the rows as comma-separated values; with --legacy llmsim those of LLMSim
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "search"])]
     csv: Option<PathBuf>,
     /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "search"])]
@@ -444,51 +444,6 @@ impl Estimate {
             let head = ["preset", "name", "memory", "bandwidth", "fp32", "bf16", "fp8", "source"];
             write!(out, "{}", table(&head, &rows))?;
         }
-        Ok(())
-    }
-
-    /// LLMSim's report.
-    fn llmsim(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
-        let (config, file) = config_value(model)?;
-        if self.schedule.purpose == Purpose::Train {
-            bail!("--for train: LLMSim knows prefill and decode");
-        }
-        let flags = &self.schedule;
-        let schedule = llmsim::Schedule {
-            batch: flags.batch.unwrap_or(1),
-            seq: flags.seq,
-            decode: flags.purpose == Purpose::Decode,
-            tp: flags.tp.into(),
-            dp: flags.dp.into(),
-            ep: flags.ep.into(),
-            mtp: self.mtp,
-            deepep: self.deepep,
-            dense_dp: self.dense_dp,
-        };
-        let machine = match llmsim::Machine::named(self.hardware()) {
-            Some(own) => own,
-            None => llmsim::Machine::of(&Hardware::open(self.hardware())?),
-        };
-        let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
-        // LLMSim knows schedules that cannot be planned; then its view stands alone.
-        let truth = || {
-            let (config, _) = self.config(model).ok()?;
-            let hardware = Hardware::open(self.hardware()).ok()?;
-            estimate(&config, &self.schedule.schedule(), &hardware, hardware.planner().backend()).ok()
-        };
-        let truth = truth();
-        if let Some(path) = &self.xlsx {
-            write(path, &report.workbook()?)?;
-        }
-        if self.json {
-            let mut all = report.json();
-            all["hardware"] = json!(machine.name);
-            all["differences"] = json!(DIFFERENCES);
-            all["plan"] =
-                truth.as_ref().map_or(serde_json::Value::Null, |e| report::to_json(e)["summary"].clone());
-            return Ok(writeln!(out, "{all}")?);
-        }
-        write!(out, "{}", shown::llmsim(&report, &machine, truth.as_ref()))?;
         Ok(())
     }
 }
