@@ -1,6 +1,7 @@
 //! `astrai estimate`: flags and printing of what a program will cost.
 
 mod here;
+mod legacy;
 mod replay;
 mod schedule;
 mod search;
@@ -14,9 +15,8 @@ use crate::flags::{DeviceName, QuantizeFlag};
 use crate::table::table;
 use astrai_builders::ModelConfig;
 use astrai_engine::model::packed;
-use astrai_estimate::estimate::{Planned, estimate};
+use astrai_estimate::estimate::Planned;
 use astrai_estimate::hardware::{Hardware, PRESETS};
-use astrai_estimate::llmsim::{self, DIFFERENCES};
 use astrai_estimate::report;
 use astrai_train::settings::Recompute;
 use clap::{Args, ValueEnum};
@@ -87,8 +87,8 @@ pub struct Estimate {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// Write the rows as comma-separated values; of a search those of all schedules that it looked at
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list"])]
+    /// Write the rows as comma-separated values; with --legacy llmsim those of LLMSim, of a search all schedules
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
     csv: Option<PathBuf>,
     /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim, of a search all schedules
     #[arg(long, value_name = "FILE", conflicts_with = "list")]
@@ -194,9 +194,9 @@ impl Estimate {
         }
         let planned =
             !(here || self.list || self.here.published || self.replay.replay || self.legacy.is_some());
-        if let Some(flag) = self.schedule.of_plan().filter(|_| !planned || self.searched.search.is_some()) {
+        if let Some(flag) = self.schedule.of_plan().filter(|_| !planned) {
             bail!(
-                "{flag} goes with the plan of a step, not with --list, --check, --calibrate, --published, --replay, --search or --legacy"
+                "{flag} goes with the plan of a step, not with --list, --check, --calibrate, --published, --replay or --legacy"
             );
         }
         let model = match self.model.as_slice() {
@@ -299,51 +299,6 @@ impl Estimate {
             let head = ["preset", "name", "memory", "bandwidth", "fp32", "bf16", "fp8", "source"];
             write!(out, "{}", table(&head, &rows))?;
         }
-        Ok(())
-    }
-
-    /// LLMSim's report.
-    fn llmsim(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
-        let (config, file) = config_value(model)?;
-        if self.schedule.purpose == Purpose::Train {
-            bail!("--for train: LLMSim knows prefill and decode");
-        }
-        let flags = &self.schedule;
-        let schedule = llmsim::Schedule {
-            batch: flags.batch.unwrap_or(1),
-            seq: flags.seq,
-            decode: flags.purpose == Purpose::Decode,
-            tp: flags.tp.unwrap_or(1).into(),
-            dp: flags.dp.unwrap_or(1).into(),
-            ep: flags.ep.unwrap_or(1).into(),
-            mtp: self.mtp,
-            deepep: self.deepep,
-            dense_dp: self.dense_dp,
-        };
-        let machine = match llmsim::Machine::named(self.hardware()) {
-            Some(own) => own,
-            None => llmsim::Machine::of(&Hardware::open(self.hardware())?),
-        };
-        let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
-        // LLMSim knows schedules that cannot be planned; then its view stands alone.
-        let truth = || {
-            let (config, _) = self.config(model).ok()?;
-            let hardware = Hardware::open(self.hardware()).ok()?;
-            estimate(&config, &self.schedule.schedule(), &hardware, hardware.planner().backend()).ok()
-        };
-        let truth = truth();
-        if let Some(path) = &self.xlsx {
-            write(path, &report.workbook()?)?;
-        }
-        if self.json {
-            let mut all = report.json();
-            all["hardware"] = json!(machine.name);
-            all["differences"] = json!(DIFFERENCES);
-            all["plan"] =
-                truth.as_ref().map_or(serde_json::Value::Null, |e| report::to_json(e)["summary"].clone());
-            return Ok(writeln!(out, "{all}")?);
-        }
-        write!(out, "{}", shown::llmsim(&report, &machine, truth.as_ref()))?;
         Ok(())
     }
 }

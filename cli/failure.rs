@@ -92,6 +92,28 @@ pub fn say(line: &str) {
     let _unheard = writeln!(io::stderr(), "astrai: {line}");
 }
 
+/// What is wrong with a command line, in one line on standard error: what the parser prints, its tips behind it, without its usage.
+pub fn say_misused(e: &clap::Error) {
+    // Where standard error is closed nobody can be told.
+    let _unheard = writeln!(io::stderr(), "{}", misused(&e.render().to_string()));
+}
+
+fn misused(text: &str) -> String {
+    let mut line = String::new();
+    let paragraphs = text.lines().map(str::trim).filter(|part| !part.is_empty());
+    for part in paragraphs.take_while(|part| !part.starts_with("Usage:") && !part.starts_with("For more")) {
+        line += match () {
+            () if line.is_empty() => "",
+            () if part.starts_with("tip:") => "; ",
+            // Possible values, and the first of a list.
+            () if part.starts_with('[') || line.ends_with(':') => " ",
+            () => ", ",
+        };
+        line += part;
+    }
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// Warnings on standard error, each once.
 pub fn warn<'a>(lines: impl IntoIterator<Item = &'a String>) {
     let mut said = BTreeSet::new();

@@ -6,6 +6,7 @@ use astrai::{
     bench, chat, compile, data, devices, estimate, eval, export, generate, models, preprocess, quantize,
     quickstart, run, serve, train, verify,
 };
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -44,6 +45,9 @@ enum Command {
     Quickstart(quickstart::Quickstart),
 }
 
+/// Exit code of a command line that cannot be read.
+const MISUSED: u8 = 2;
+
 /// Stack that threads get which ask for none.
 const STACK: usize = 2 << 20;
 
@@ -57,7 +61,17 @@ fn main() -> ExitCode {
     }
     // Where the handler is refused, a write beyond `ulimit -f` ends the process, as it does by default.
     let _without = astrai_train::signals::survive_file_limit();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and versions are no errors, and go where they are asked for.
+        Err(e) if !e.use_stderr() || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            e.exit()
+        }
+        Err(e) => {
+            astrai::failure::say_misused(&e);
+            return ExitCode::from(MISUSED);
+        }
+    };
     let mut out = std::io::stdout().lock();
     let done = match cli.command {
         Command::Models(c) => c.run(&mut out),

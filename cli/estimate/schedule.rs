@@ -58,14 +58,14 @@ pub(super) struct ScheduleFlags {
     #[command(flatten)]
     pub(super) pages: KvFlag,
     #[command(flatten)]
-    experts: ExpertFlags,
+    pub(super) experts: ExpertFlags,
     #[command(flatten)]
     pub(super) server: ServerFlags,
 }
 
 /// How rows come to the ranks of experts.
 #[derive(Args, Clone, Debug)]
-struct ExpertFlags {
+pub(super) struct ExpertFlags {
     /// Rows of the busiest rank of experts beside an even share (--ep) [default: 1]
     #[arg(long, value_name = "TIMES")]
     expert_imbalance: Option<f64>,
@@ -228,16 +228,11 @@ impl ExpertFlags {
     }
 
     /// How rows are sent to so many ranks of experts.
-    fn dispatch(&self, ranks: usize) -> Result<Dispatch, Failure> {
+    pub(super) fn dispatch(&self, ranks: usize) -> Result<Dispatch, Failure> {
         if let Some((flag, _)) = self.given().iter().find(|(_, given)| *given && ranks == 1) {
             bail!("{flag}: only ranks of experts are sent rows; give --ep N, too, or leave it out");
         }
         let imbalance = self.expert_imbalance.unwrap_or(1.0);
-        if !(1.0..=ranks as f64).contains(&imbalance) {
-            bail!(
-                "--expert-imbalance {imbalance}: from 1, an even share, to {ranks}, all rows on one of the ranks of experts"
-            );
-        }
         let dtype = self.dispatch_dtype.map(|narrow| match narrow {
             Narrow::Fp8 => DType::F8E4M3,
             Narrow::Int8 => DType::I8,

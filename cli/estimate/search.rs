@@ -2,6 +2,7 @@
 
 use super::{Estimate, Purpose, shown, write};
 use crate::failure::{Failure, bail};
+use astrai_engine::serving::Speculation;
 use astrai_estimate::estimate::Planned;
 use astrai_estimate::hardware::Hardware;
 use astrai_estimate::quantity::Kind;
@@ -27,7 +28,7 @@ pub enum Objective {
 /// What is searched, and its limits.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SearchFlags {
-    /// Look for the best tp, dp, ep, pp, pieces, --batch, and in training --interleave, --zero and --recompute: a flag that is
+    /// Look for the best tp, dp, ep, pp, pieces, --batch, of prompts --chunk, and in training --interleave, --zero and --recompute: a flag that is
     /// given fixes its axis, even at 1
     #[arg(long, value_enum, value_name = "BEST", conflicts_with_all = ["legacy", "list"])]
     pub(super) search: Option<Objective>,
@@ -92,6 +93,13 @@ impl Estimate {
         };
         let mut base = flags.schedule();
         flags.contexts(&mut base, SEQUENCES)?;
+        (base.server, base.dispatch) = (flags.server.server()?, flags.experts.dispatch(usize::MAX)?);
+        let drafts = base.server.proposals.as_ref().filter(|p| !matches!(p.how, Speculation::NGram(_)));
+        if drafts.is_some() {
+            bail!(
+                "--search: models that propose tokens are not searched with; leave --draft and --speculate mtp out"
+            );
+        }
         let (config, file) = self.config(model)?;
         let most_seconds = limits.max_latency.map(|ms| ms / 1e3);
         let asked = search::Search {

@@ -163,6 +163,9 @@ fn flags(s: &Schedule) -> String {
     let r = s.ranks;
     let mut text = format!("--batch {} --tp {} --dp {} --ep {} --pp {}", s.batch, r.tp, r.dp, r.ep, r.pp);
     text += &format!(" --micro-batches {}", s.micro);
+    if let Some(chunk) = s.server.chunk {
+        text += &format!(" --chunk {chunk}");
+    }
     if s.purpose == Purpose::Train {
         let recompute = format!("{:?}", s.recompute).to_lowercase();
         if s.interleave > 1 {

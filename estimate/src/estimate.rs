@@ -314,7 +314,10 @@ fn rank(
 }
 
 /// Attention over pages as these rows have it: the plan counts the longest sequence's keys for all of them.
-fn seen(work: &mut Work, rows: &Rows, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<(), Refused> {
+///
+/// # Errors
+/// A size overflows.
+pub fn seen(work: &mut Work, rows: &Rows, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<(), Refused> {
     let span = work.sizes[1].eval(sizes)?;
     let most = work.window.map_or(span, |w| w.min(span)) as f64;
     let (all, window) = (work.flops.eval(sizes)? as f64, work.window);

@@ -143,14 +143,27 @@ impl Report {
     /// There are more rows than a sheet may have.
     pub fn workbook(&self) -> Result<Vec<u8>, Refused> {
         let mut whole = self.json();
-        let operators = whole["rows"].take();
-        let cells = |row: &Value| {
-            row.as_object().map_or(vec![], |r| r.values().take(COLUMNS.len()).cloned().collect())
-        };
-        let rows = operators.as_array().map_or(vec![], |rows| rows.iter().map(cells).collect());
+        let rows = cells(whole["rows"].take());
         let head = COLUMNS.map(str::to_string).to_vec();
         workbook(&[Sheet { name: "operators", head, rows }, Sheet::of_fields("summary", &whole)])
     }
+
+    /// Its table as comma-separated values.
+    pub fn csv(&self) -> String {
+        let cell = |v: &Value| v.as_str().map_or_else(|| v.to_string(), astrai_files::csv_cell);
+        let line = |row: &Vec<Value>| row.iter().map(cell).collect::<Vec<_>>().join(",");
+        let rows = cells(self.json()["rows"].take());
+        let lines =
+            std::iter::once(COLUMNS.map(astrai_files::csv_cell).join(",")).chain(rows.iter().map(line));
+        lines.map(|line| line + "\n").collect()
+    }
+}
+
+/// The cells of its columns, row by row.
+fn cells(rows: Value) -> Vec<Vec<Value>> {
+    let of =
+        |row: &Value| row.as_object().map_or(vec![], |r| r.values().take(COLUMNS.len()).cloned().collect());
+    rows.as_array().map_or(vec![], |rows| rows.iter().map(of).collect())
 }
 
 /// How its numbers differ from the true plan's, one by one.

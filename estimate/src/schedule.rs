@@ -200,6 +200,11 @@ impl Schedule {
             }
         }
         self.server.check(config, self)?;
+        let (imbalance, ranks) = (self.dispatch.imbalance, self.ranks.ep.max(1));
+        if !(1.0..=ranks as f64).contains(&imbalance) {
+            let most = format!("{ranks}, all rows on one of the ranks of experts");
+            return Err(format!("--expert-imbalance {imbalance}: from 1, an even share, to {most}"));
+        }
         if self.ranks.ep == 1 && self.dispatch != Dispatch::default() {
             return Err("--expert-imbalance, --dispatch and --dispatch-dtype: only ranks of experts (--ep) are sent rows; leave them out".into());
         }

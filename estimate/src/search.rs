@@ -128,7 +128,7 @@ const WHOLE: usize = 8;
 const TRIES: usize = 16;
 
 /// Schedules by the ranks that share tensors and experts, and by what is computed again: what a plan depends on.
-type Groups = BTreeMap<(usize, usize, u8), Vec<Schedule>>;
+type Groups = BTreeMap<(usize, usize, u8, Option<u64>), Vec<Schedule>>;
 
 impl Search {
     /// The hardware with no more memory than may be used.
@@ -223,7 +223,8 @@ impl Search {
                 };
                 match all {
                     Ok(list) => list.into_iter().for_each(|s| {
-                        groups.entry((ranks.tp, ranks.ep, s.recompute as u8)).or_default().push(s);
+                        let key = (ranks.tp, ranks.ep, s.recompute as u8, s.server.chunk);
+                        groups.entry(key).or_default().push(s);
                     }),
                     Err(line) => rejected.push(refused(ranks, line)),
                 }
@@ -352,7 +353,7 @@ impl Search {
         let mesh = layers.mesh(s).map_err(unseen)?;
         let (pieces, update) = layers.seconds(s, batch, hardware, &mesh).map_err(unseen)?;
         let [step, period, _] = step(s, &pieces, update);
-        let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
+        let tokens = s.tokens();
         let found = Candidate { schedule: s.clone(), step, tokens_per_s: tokens / period, memory };
         match self.most_seconds.filter(|most| step > *most) {
             Some(most) => {

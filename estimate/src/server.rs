@@ -3,7 +3,7 @@
 //! cache already holds, tokens that are proposed and verified (speculation), prompts beside decode.
 
 use crate::Refused;
-use crate::schedule::{Memory, Purpose, Schedule, Stage, forward, states};
+use crate::schedule::{self, Memory, Purpose, Schedule, Stage, forward, states};
 use crate::work::arrivals;
 use astrai_builders::config::{Hidden, LayerSpec};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, Windows, build, placements};
@@ -134,6 +134,15 @@ impl Rows {
         self.groups.iter().map(|g| g.count * most(g)).sum()
     }
 
+    /// These and others in one run.
+    fn and(self, other: Rows) -> Rows {
+        Rows {
+            tokens: self.tokens + other.tokens,
+            sequences: self.sequences + other.sequences,
+            groups: [self.groups, other.groups].concat(),
+        }
+    }
+
     /// Pages that hold these keys.
     pub fn pages(&self) -> u64 {
         let pages = |g: &Group| g.count * (g.at / Cache::PAGE as f64).ceil();
@@ -171,6 +180,26 @@ impl Schedule {
         match (self.purpose, self.server.chunk, self.rank_batch()) {
             (Purpose::Prefill, Some(chunk), Ok(batch)) => batch.saturating_mul(self.fresh()).div_ceil(chunk),
             _ => 1,
+        }
+    }
+
+    /// Rows of a run of this name over so many sequences of a rank; none where all sizes are at their bounds.
+    pub fn rows(&self, name: &str, batch: u64) -> Option<Rows> {
+        let decoded = || {
+            let proposed = self.server.proposals.as_ref().map_or(0, |p| p.how.proposed() as u64);
+            self.decoded(batch, 1 + proposed)
+        };
+        let beside = |chunk: u64| self.prompts(1, chunk);
+        match (self.purpose, self.server.chunk) {
+            (Purpose::Train, _) => None,
+            (Purpose::Prefill, _) if self.server == Server::default() => None,
+            (Purpose::Prefill, chunk) => {
+                let fresh = batch.saturating_mul(self.fresh());
+                Some(self.prompts(batch, chunk.unwrap_or(fresh).min(fresh)))
+            }
+            (Purpose::Decode, Some(chunk)) if name == "prefill" => Some(beside(chunk)),
+            (Purpose::Decode, Some(chunk)) if name != "decode" => Some(decoded().and(beside(chunk))),
+            (Purpose::Decode, _) => Some(decoded()),
         }
     }
 
@@ -288,49 +317,32 @@ pub fn stage(
     let decode = s.purpose == Purpose::Decode;
     let beside = s.server.chunk.filter(|_| decode);
     let sequences = batch + u64::from(beside.is_some());
-    let rows = s.decoded(batch, 1 + s.server.proposals.as_ref().map_or(0, |p| p.how.proposed() as u64));
-    let mut left = None;
-    let mut runs = match (s.purpose, beside) {
-        (Purpose::Decode, None) => {
-            let planned = at.paged(config, [rows.tokens, rows.sequences], sequences, fidelity)?;
-            vec![Run { rows: Some(rows), ..Run::whole("forward", planned) }]
-        }
-        (Purpose::Decode, Some(chunk)) => {
-            let prompts = s.prompts(1, chunk);
-            let all = [rows.tokens + prompts.tokens, rows.sequences + prompts.sequences];
-            let both = at.paged(config, all, sequences, fidelity)?;
-            let apart = match fidelity {
-                Fidelity::Exact => None,
-                _ => Some(at.paged(config, [rows.tokens, rows.sequences], sequences, fidelity)?)
-                    .filter(|alone| !names(alone).eq(names(&both))),
+    let plan = |rows: &Rows| at.paged(config, [rows.tokens, rows.sequences], sequences, fidelity);
+    let run = |name, planned| Run { rows: s.rows(name, batch), ..Run::whole(name, planned) };
+    let (forward, mut left) = (s.rows("forward", batch), None);
+    let mut runs = match &forward {
+        Some(rows) => {
+            let both = plan(rows)?;
+            let alone = match (beside, s.rows("decode", batch)) {
+                (Some(_), Some(rows)) if fidelity != Fidelity::Exact => Some(plan(&rows)?),
+                _ => None,
             };
-            match apart {
-                Some(alone) => vec![
-                    Run { rows: Some(prompts), ..Run::whole("prefill", both) },
-                    Run { rows: Some(rows), ..Run::whole("decode", alone) },
-                ],
-                None => {
-                    let groups = [rows.groups, prompts.groups].concat();
-                    let rows = Some(Rows { tokens: all[0], sequences: all[1], groups });
-                    vec![Run { rows, ..Run::whole("forward", both) }]
-                }
+            // As an engine does: another program where decode has other kernels.
+            match alone.filter(|alone| !names(alone).eq(names(&both))) {
+                Some(alone) => vec![run("prefill", both), run("decode", alone)],
+                None => vec![run("forward", both)],
             }
         }
-        _ if s.server != Server::default() => {
-            let fresh = batch.saturating_mul(s.fresh());
-            let prompts = s.prompts(batch, s.server.chunk.unwrap_or(fresh).min(fresh));
-            let planned = at.paged(config, [prompts.tokens, prompts.sequences], sequences, fidelity)?;
-            vec![Run { rows: Some(prompts), ..Run::whole("forward", planned) }]
-        }
-        _ => {
+        None => {
             let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
             let program = Program { logits, ..Program::full(batch, s.seq) };
-            let planned = forward(config, s.storage, backend, (mesh, stage), &program, Fidelity::default())?;
+            let planned =
+                schedule::forward(config, s.storage, backend, (mesh, stage), &program, Fidelity::default())?;
             if config.encoder.is_none() {
                 // What is left of a prompt is what pages hold of it: latents themselves, of a window no more than is seen.
                 left = Some(at.left(config, sequences)?);
             }
-            vec![Run::whole("forward", planned)]
+            vec![run("forward", planned)]
         }
     };
     let (kv, kv_per_token) = match (left, config.encoder) {

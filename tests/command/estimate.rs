@@ -225,11 +225,19 @@ fn a_load_that_is_served_is_replayed_beside_it() {
 #[test]
 fn llmsim_is_reproduced_and_its_graph_read_again() {
     let model = root("tests/golden/qwen3/config.json");
-    let report = object(&["estimate", text(&model), "--legacy", "llmsim", "--seq", "64", "--json"]);
+    let dir = tempfile::tempdir().unwrap();
+    let [graph, csv] = ["graph.json", "rows.csv"].map(|name| dir.path().join(name));
+    let legacy =
+        ["estimate", text(&model), "--legacy", "llmsim", "--seq", "64", "--csv", text(&csv), "--json"];
+    let report = object(&legacy);
     assert!(report["summary"]["ttft_ms"].as_f64().unwrap() > 0.0 && report["plan"]["ttft_seconds"].is_f64());
     assert_eq!(report["differences"].as_array().unwrap().len(), 12);
-    let dir = tempfile::tempdir().unwrap();
-    let graph = dir.path().join("graph.json");
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert!(
+        rows.starts_with("Operator Name,Type,m,n,k,batch,layers,Input,Output,Weight,Compute(us)"),
+        "{rows}"
+    );
+    assert_eq!(rows.lines().count(), report["rows"].as_array().unwrap().len() + 1);
     std::fs::write(&graph, good(&["compile", text(&model), "--form", "llmsim"])).unwrap();
     let again = good(&["compile", text(&graph), "--form", "llmsim"]);
     assert_eq!(again, std::fs::read_to_string(&graph).unwrap());
@@ -363,6 +371,16 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--replay", "--trace", "none.jsonl", "--seed", "1"], "leave --request-rate"),
         (vec!["--legacy", "llmsim", "--for", "train"], "prefill and decode"),
         (vec!["--legacy", "llmsim", "--tp", "7"], "num_attention_heads"),
+        (vec!["--tp", "0"], "error: invalid value '0' for '--tp <N>': 0 is not in 1..=1048576"),
+        (
+            vec!["--for", "trian"],
+            "error: invalid value 'trian' for '--for <PROGRAM>' [possible values: prefill, decode, train]; tip: a similar value exists: 'train'",
+        ),
+        (vec!["--no\nsuch"], "error: unexpected argument '--no"),
+        (vec!["--legacy", "llmsim", "--pp", "2"], "--pp: LLMSim has no such schedules"),
+        (vec!["--legacy", "llmsim", "--micro-batches", "2"], "--micro-batches: LLMSim"),
+        (vec!["--legacy", "llmsim", "--interleave", "2"], "--interleave: LLMSim"),
+        (vec!["--legacy", "llmsim", "--zero", "1"], "--zero: LLMSim"),
     ] {
         let args: Vec<&str> = ["estimate", text(&model)].into_iter().chain(args).collect();
         let line = refused(&args);
@@ -372,6 +390,14 @@ fn whatever_is_wrong_is_said_in_one_line() {
         refused(&["compile", text(&model), "--form", "llmsim", "--dump-after", "build"])
             .contains("--form llmsim")
     );
+    assert!(
+        refused(&["estimate"])
+            .starts_with("error: the following required arguments were not provided: <MODEL>...")
+    );
     let llama = root("tests/golden/llama/config.json");
     assert!(refused(&["compile", text(&llama), "--form", "llmsim"]).contains("LLMSim has no graph"));
+    assert!(
+        refused(&["estimate", text(&llama), "--legacy", "llmsim"])
+            .contains("LLMSim has no builder of `llama`")
+    );
 }

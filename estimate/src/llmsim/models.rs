@@ -18,7 +18,7 @@ pub struct Model {
 }
 
 enum Kind {
-    /// `SimpleTransformerArch`: qwen3, and whatever it does not know.
+    /// `SimpleTransformerArch`: qwen3. It would take whatever it does not know for one, too.
     Dense { head: u64 },
     /// `Qwen3MoEArch`.
     Experts { head: u64, experts: u64, top: u64, inner: u64 },
@@ -118,7 +118,12 @@ impl Model {
                 inner: keys.count("moe_intermediate_size", 1536)?,
             },
             "qwen3" => Kind::Dense { head: head(128)? },
-            _ => Kind::Dense { head: head((hidden / heads).max(1))? },
+            other => {
+                let (other, known) = (astrai_files::one_line(other), super::graph::MODELS.join(", "));
+                return Err(format!(
+                    "model_type: LLMSim has no builder of `{other}`; it has those of {known}"
+                ));
+            }
         };
         Ok(Model {
             kind,

@@ -36,12 +36,17 @@ pub fn records(folder: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
     found.retain(|p| p.extension().is_some_and(|e| e == "json"));
     found.sort();
-    found.retain(|p| load(p).is_ok_and(|v| is_run(&v) || graph::is_graph(&v)));
+    found.retain(|p| load(p).is_ok_and(|v| is_run(&v) || is_empty(&v) || graph::is_graph(&v)));
     found
 }
 
 fn is_run(value: &Value) -> bool {
     ["inputs", "rows", "summary"].iter().all(|key| value.get(key).is_some())
+}
+
+/// What a run leaves that lists no operator: a file whose rows are none.
+fn is_empty(value: &Value) -> bool {
+    value.get("rows").and_then(Value::as_array).is_some_and(Vec::is_empty)
 }
 
 fn load(path: &Path) -> Result<Value, Refused> {
@@ -58,6 +63,9 @@ pub fn check(path: &Path) -> Result<Checked, Refused> {
     let value = load(path)?;
     let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let mut found = Compared { worst: 0.0, numbers: 0, first: None };
+    if is_empty(&value) {
+        return Ok(Checked { file, error: None, note: "the file has no rows to compare".into() });
+    }
     if graph::is_graph(&value) {
         let config = graph::read(&value).map_err(named)?;
         found.compare("graph", &graph::build(config).map_err(named)?, &value);

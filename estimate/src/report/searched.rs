@@ -8,7 +8,7 @@ use crate::search::{Candidate, Found, Rejected};
 use serde_json::{Value, json};
 
 /// Columns of the comma-separated form and of the workbook.
-const COLUMNS: [&str; 18] = [
+const COLUMNS: [&str; 19] = [
     "for",
     "batch",
     "seq",
@@ -18,6 +18,7 @@ const COLUMNS: [&str; 18] = [
     "ep",
     "pp",
     "micro_batches",
+    "chunk",
     "interleave",
     "zero",
     "recompute",
@@ -30,7 +31,7 @@ const COLUMNS: [&str; 18] = [
 ];
 
 /// Those of them in which schedules of the same ranks differ.
-const VARIED: [&str; 5] = ["batch", "micro_batches", "interleave", "zero", "recompute"];
+const VARIED: [&str; 6] = ["batch", "micro_batches", "chunk", "interleave", "zero", "recompute"];
 
 /// A schedule that was rejected: of ranks that are refused whole no more than these.
 fn of(r: &Rejected) -> Value {

@@ -2,10 +2,11 @@
 //! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
 
 use crate::Refused;
-use crate::estimate::{even, sent};
+use crate::estimate::{even, seen, sent};
 use crate::hardware::Hardware;
 use crate::model::{Sizes, message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
+use crate::server::Server;
 use crate::work::{Message, Work, work};
 use crate::zero::{gathering, summed};
 use astrai_builders::{ModelConfig, Ranks};
@@ -120,7 +121,8 @@ impl Layers {
     /// sequences of different lengths.
     fn changed(&self, w: &Work, s: &Schedule, mesh: &Mesh, sizes: Sizes) -> Result<Option<Work>, Refused> {
         let same = |m: &Message| m.over.iter().all(|a| mesh.axes.contains(a));
-        let uneven = w.form == "attention" && s.lengths.is_some();
+        // Where rows are told they have their lengths.
+        let uneven = w.form == "attention" && s.lengths.is_some() && s.server == Server::default();
         if w.messages.iter().all(same) && !uneven {
             return Ok(None);
         }
@@ -160,7 +162,9 @@ impl Layers {
     /// Memory of the fullest rank, with so many sequences a piece.
     pub fn memory(&self, s: &Schedule, batch: u64) -> Memory {
         let stages = s.ranks.pp;
-        let scaled = |bytes: u64| (bytes as f64 * batch as f64 / self.most as f64) as u64;
+        let tokens = |batch: u64| s.rows("forward", batch).map_or(batch, |rows| rows.tokens);
+        let of_most = tokens(batch) as f64 / tokens(self.most) as f64;
+        let scaled = |bytes: u64| (bytes as f64 * of_most) as u64;
         let one = |at: usize| {
             let layers: Vec<usize> = self.stage(at, stages).collect();
             let weights = self.weights(at, stages);
@@ -170,7 +174,9 @@ impl Layers {
             let flight = (s.ahead(at) as u64 + 1).min(s.micro * s.interleave);
             let held = (kept.saturating_mul(flight) / s.interleave).max(kept);
             let train = s.purpose == Purpose::Train;
-            let tokens = batch * s.seq * s.micro;
+            // A prompt beside decode has keys, too.
+            let beside = s.server.chunk.map_or(0, |_| u64::from(s.purpose == Purpose::Decode));
+            let tokens = (batch + beside) * s.seq * s.micro;
             Memory {
                 weights: of(3, 1),
                 kv: if train {
@@ -198,12 +204,23 @@ impl Layers {
     ) -> Result<(Vec<f64>, f64), Refused> {
         let stages = s.ranks.pp;
         let (mut pieces, mut update) = (vec![hardware.kernels.step; stages], hardware.kernels.step);
-        let rows = if s.purpose == Purpose::Decode { batch } else { batch * s.seq };
+        let mut tokens = 0;
         for (program, works, symbols) in &self.programs {
-            let value = |name: &str| match name {
-                "tokens" => Some(rows),
-                "sequences" => Some(batch),
-                name => symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch),
+            // Steps without prompts have a row a sequence, of which the longest are planned.
+            let rows = s.rows(program, batch).filter(|_| s.server != Server::default());
+            let [all, sequences] = match &rows {
+                Some(rows) => [rows.tokens, rows.sequences],
+                None if s.purpose == Purpose::Decode => [batch; 2],
+                None => [batch * s.seq, batch],
+            };
+            tokens += if *program == "update" { 0 } else { all };
+            let value = |name: &str| match (name, &rows) {
+                ("tokens", _) => Some(all),
+                ("sequences", _) => Some(sequences),
+                ("context", Some(rows)) => Some(rows.pages().max(1)),
+                (name, _) => {
+                    symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch)
+                }
             };
             let sizes = even(symbols, &value, s.dispatch.imbalance);
             // With each piece, and once a step.
@@ -211,7 +228,10 @@ impl Layers {
             let once = *program == "update";
             let part = s.updates(self.weights(0, 1));
             for w in works {
-                let other = self.changed(w, s, mesh, &sizes)?;
+                let mut other = self.changed(w, s, mesh, &sizes)?;
+                if let Some(rows) = rows.as_ref().filter(|_| w.form == "attention") {
+                    seen(other.get_or_insert_with(|| w.clone()), rows, &sizes)?;
+                }
                 let w = other.as_ref().unwrap_or(w);
                 let [piece, own] = if once { summed(s, w) } else { [Some(w.clone()), None] };
                 for (w, all) in [piece, own].into_iter().zip(&mut all) {
@@ -239,7 +259,7 @@ impl Layers {
                 let sent = message(&Message::new("send", traffic, over), hardware, mesh, &|_| None)?;
                 Ok::<f64, Refused>(sent.latency + sent.bandwidth)
             };
-            let sent = seconds(rows as usize * width)?;
+            let sent = seconds(tokens as usize * width)?;
             // There and back, and interleaved once for each group of layers.
             let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 } * s.interleave as f64;
             pieces.iter_mut().for_each(|p| *p += times * sent);

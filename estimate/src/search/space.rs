@@ -3,7 +3,8 @@
 
 use super::Search;
 use crate::Refused;
-use crate::schedule::{Purpose, Schedule};
+use crate::schedule::{Dispatch, Purpose, Schedule};
+use crate::server::Server;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_runtime::Recompute;
 use std::collections::BTreeSet;
@@ -61,6 +62,9 @@ const STAGES: [usize; 2] = [64, 16];
 
 /// Ways to interleave a pipeline that are tried, at most.
 const WAYS: usize = 8;
+
+/// Tokens of prompts in a step that are tried beside whole prompts.
+const CHUNKS: [u64; 3] = [512, 2048, 8192];
 
 /// Sequences of a rank that are tried.
 const BATCHES: [u64; 18] = [1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768];
@@ -164,8 +168,13 @@ impl Search {
     /// # Errors
     /// The mesh, the batch or the pieces do not divide; one line.
     pub(super) fn variants(&self, config: &ModelConfig, ranks: Ranks) -> Result<Vec<Schedule>, Refused> {
-        let of = Schedule { ranks, ..self.base.clone() };
+        let dispatch = if ranks.ep > 1 { self.base.dispatch } else { Dispatch::default() };
+        let of = Schedule { ranks, dispatch, ..self.base.clone() };
         of.mesh(config)?;
+        let pieces = self.base.purpose == Purpose::Prefill && config.encoder.is_none();
+        let searched = CHUNKS.iter().filter(|_| pieces && self.base.server.chunk.is_none());
+        let chunks: Vec<Option<u64>> =
+            [self.base.server.chunk].into_iter().chain(searched.map(|n| Some(*n))).collect();
         let shares = (ranks.dp * ranks.ep) as u64;
         let batches: Vec<u64> = match self.fixed_batch {
             true => vec![of.rank_batch()?],
@@ -202,7 +211,14 @@ impl Search {
                         continue;
                     }
                     for (&zero, &recompute) in zeros.iter().flat_map(|z| again.iter().map(move |r| (z, r))) {
-                        found.push(Schedule { zero, recompute, ..one.clone() });
+                        // Pieces are parts of the prompts, unless a flag has told their size.
+                        let parts = |n: &u64| n * micro < here * one.fresh();
+                        let tried =
+                            |n: &&Option<u64>| **n == self.base.server.chunk || n.is_some_and(|n| parts(&n));
+                        for &chunk in chunks.iter().filter(tried) {
+                            let server = Server { chunk, ..one.server.clone() };
+                            found.push(Schedule { zero, recompute, server, ..one.clone() });
+                        }
                     }
                 }
             }

@@ -1,6 +1,8 @@
 //! The search beside whole plans, its limits and its reasons.
 
 use super::*;
+use crate::server::{Proposals, Server};
+use astrai_engine::serving::Speculation;
 use astrai_ir::DType;
 use astrai_runtime::Recompute;
 use std::path::Path;
@@ -57,6 +59,51 @@ fn the_coarse_plan_is_the_whole_one_and_nobody_is_rejected_without_a_reason() {
         let all = found.frontier.len() + found.between.len() + found.rejected.len();
         assert_eq!(all, found.considered, "{name}");
     }
+}
+
+/// Steps of a server: prompts in pieces, found in part, beside decode; proposals; sequences of several lengths.
+#[test]
+fn steps_of_a_server_count_alike_in_both_plans() {
+    let h100 = Hardware::open("h100-sxm").unwrap();
+    let planner = h100.planner();
+    let lengths = || Some(crate::lengths::Lengths::parse("uniform:1..2048").unwrap());
+    let ngram = || Proposals { how: Speculation::NGram(3), draft: None, acceptance: 0.5 };
+    for (name, purpose, chunk, cached, proposals, lengths) in [
+        ("qwen3-0.6b.json", Purpose::Prefill, Some(512), 0.0, None, None),
+        ("qwen3-0.6b.json", Purpose::Prefill, Some(512), 0.5, None, None),
+        ("qwen3-moe-tiny.json", Purpose::Prefill, None, 0.5, None, None),
+        ("qwen3-0.6b.json", Purpose::Decode, Some(512), 0.0, None, None),
+        ("qwen3-0.6b.json", Purpose::Decode, None, 0.0, Some(ngram()), None),
+        ("qwen3-0.6b.json", Purpose::Decode, Some(256), 0.5, Some(ngram()), lengths()),
+        ("../../../shared/configs/deepseek-v2-lite.json", Purpose::Prefill, Some(512), 0.0, None, None),
+        ("../../../shared/configs/deepseek-v2-lite.json", Purpose::Decode, Some(512), 0.0, None, None),
+    ] {
+        if name.starts_with("..")
+            && !Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/shapes").join(name).is_file()
+        {
+            println!("skipped: {name} is not here");
+            continue;
+        }
+        let config = config(name);
+        let server = Server { proposals, chunk, cached };
+        let s = Schedule { server, lengths, ..Schedule::of_one(purpose, 8, 2048, DType::BF16) };
+        let e = estimate(&config, &s, &h100, planner.backend()).unwrap();
+        let [step, memory] = beside(&config, &h100, &e);
+        println!("{name} {purpose:?} {:?}: {step} {memory}", s.server);
+        assert!((0.95..1.05).contains(&step), "{name} {purpose:?} {:?}: {step}", s.server);
+        assert!((0.9..1.1).contains(&memory), "{name} {purpose:?} {:?}: {memory}", s.server);
+    }
+    // Prompts are tried in pieces, unless a flag says their size.
+    let mut asked = search(Purpose::Prefill, Objective::Latency);
+    let config = config("qwen3-0.6b.json");
+    let chunks = |asked: &Search| {
+        let found = asked.run(&config, &h100).unwrap();
+        let all = found.rejected.iter().filter(|r| !r.whole).map(|r| r.schedule.server.chunk);
+        all.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert!(chunks(&asked).len() > 2);
+    asked.base.server.chunk = Some(256);
+    assert_eq!(chunks(&asked), [Some(256)].into());
 }
 
 /// Steps whose time is messages of gradients: of few tokens, over links between nodes.

@@ -62,3 +62,24 @@ fn a_changed_number_word_or_row_is_found() {
     }
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// A file without rows is no file that agrees, and none that is passed over.
+#[test]
+fn a_file_without_rows_fails_in_words() {
+    let dir = std::env::temp_dir().join(format!("astrai-llmsim-empty-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for (name, text, is) in [
+        ("empty.json", r#"{"rows": []}"#, true),
+        ("whole.json", r#"{"inputs": {}, "rows": [], "summary": {}}"#, true),
+        ("other.json", r#"{"rows": 3}"#, false),
+    ] {
+        std::fs::write(dir.join(name), text).unwrap();
+        let found = records(&dir);
+        assert_eq!(found.iter().any(|p| p.ends_with(name)), is, "{name}: {found:?}");
+        if is {
+            let checked = check(&dir.join(name)).unwrap();
+            assert!(!checked.ok() && checked.note == "the file has no rows to compare", "{checked:?}");
+        }
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
