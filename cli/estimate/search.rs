@@ -37,19 +37,15 @@ pub(super) struct SearchFlags {
     devices: Option<u32>,
     /// Most devices of a schedule: 1, 2, 4 and so on are looked at, and schedules of different numbers compared by step time and
     /// tokens per second of a device (--search)
-    #[arg(long, value_name = "N", requires = "search", conflicts_with = "devices")]
+    #[arg(long, value_name = "N", requires = "search")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     max_devices: Option<u32>,
     /// Most milliseconds of a step (--search)
     #[arg(long, value_name = "MS", requires = "search")]
     max_latency: Option<f64>,
     /// Most that a rank may hold, 60GB or 64GiB say; no more than the hardware has (--search)
-    #[arg(long, value_name = "SIZE", requires = "search", value_parser = size)]
-    max_memory: Option<f64>,
-}
-
-fn size(text: &str) -> Result<f64, String> {
-    Kind::Size.parse(text)
+    #[arg(long, value_name = "SIZE", requires = "search")]
+    max_memory: Option<String>,
 }
 
 /// Sequences whose longest stands for that of every batch, with `--context-dist`.
@@ -72,6 +68,7 @@ impl Estimate {
             bail!("--search goodput: give the limit, --max-latency MS");
         }
         let devices = match (limits.devices, limits.max_devices) {
+            (Some(_), Some(_)) => bail!("--devices and --max-devices: give one of them"),
             (Some(n), _) => Devices::Exactly(n as usize),
             (None, Some(n)) => Devices::UpTo(n as usize),
             (None, None) => bail!("--search: say on how many devices, --devices N or --max-devices N"),
@@ -101,16 +98,11 @@ impl Estimate {
             );
         }
         let (config, file) = self.config(model)?;
+        let size = |text: &String| Kind::Size.parse(text).map_err(|e| format!("--max-memory {e}"));
+        let most_memory = limits.max_memory.as_ref().map(size).transpose()?;
         let most_seconds = limits.max_latency.map(|ms| ms / 1e3);
-        let asked = search::Search {
-            base,
-            objective,
-            devices,
-            fixed,
-            fixed_batch,
-            most_seconds,
-            most_memory: limits.max_memory,
-        };
+        let asked =
+            search::Search { base, objective, devices, fixed, fixed_batch, most_seconds, most_memory };
         let hardware = asked.limited(&Hardware::open(self.hardware())?);
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
         let started = std::time::Instant::now();
