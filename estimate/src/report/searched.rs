@@ -78,7 +78,13 @@ fn rows(found: &Found) -> impl Iterator<Item = Vec<Value>> + '_ {
             let each = rate.map(|rate| rate / s.devices() as f64);
             let numbers = [json!(step.map(|s| s * 1e3)), json!(rate), json!(each), json!(memory)];
             let last = [json!(status), json!(why)];
-            COLUMNS[..12].iter().map(cell).chain(numbers).chain(last).collect::<Vec<_>>()
+            COLUMNS
+                .iter()
+                .take_while(|name| **name != "step_ms")
+                .map(cell)
+                .chain(numbers)
+                .chain(last)
+                .collect::<Vec<_>>()
         };
     let whole = move |(i, e): (usize, &Estimate)| {
         let (t, status) = (&e.summary, if i == found.winner { "best" } else { "frontier" });
