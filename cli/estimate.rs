@@ -180,6 +180,7 @@ impl Estimate {
         let written: Vec<_> =
             files.into_iter().filter_map(|(flag, file)| Some((flag, file.as_ref()?))).collect();
         let of_flags = [&self.hardware, &self.schedule.context_dist].into_iter().flatten().map(Path::new);
+        let of_flags = of_flags.chain(self.schedule.server.draft());
         let read: Vec<&Path> =
             self.model.iter().chain(&self.replay.trace).map(PathBuf::as_path).chain(of_flags).collect();
         for (i, (flag, file)) in written.iter().enumerate() {
@@ -198,6 +199,9 @@ impl Estimate {
             bail!(
                 "{flag} goes with the plan of a step, not with --list, --check, --calibrate, --published, --replay or --legacy"
             );
+        }
+        if let Some(flag) = self.searched.given().filter(|_| self.searched.search.is_none()) {
+            bail!("{flag} goes with --search; leave it out");
         }
         let model = match self.model.as_slice() {
             [] => None,

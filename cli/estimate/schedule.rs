@@ -114,6 +114,11 @@ pub(super) struct ServerFlags {
 }
 
 impl ServerFlags {
+    /// The file of a draft model.
+    pub(super) fn draft(&self) -> Option<&Path> {
+        self.speculate.draft.as_deref()
+    }
+
     /// The steps that these flags ask for.
     pub(super) fn server(&self) -> Result<Server, Failure> {
         let part = |flag: &str, of: Option<f64>, below: bool| match of {
@@ -233,6 +238,9 @@ impl ExpertFlags {
             bail!("{flag}: only ranks of experts are sent rows; give --ep N, too, or leave it out");
         }
         let imbalance = self.expert_imbalance.unwrap_or(1.0);
+        if !(imbalance.is_finite() && imbalance >= 1.0) {
+            bail!("--expert-imbalance {imbalance}: a number from 1, an even share, on");
+        }
         let dtype = self.dispatch_dtype.map(|narrow| match narrow {
             Narrow::Fp8 => DType::F8E4M3,
             Narrow::Int8 => DType::I8,

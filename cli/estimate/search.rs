@@ -33,19 +33,32 @@ pub(super) struct SearchFlags {
     #[arg(long, value_enum, value_name = "BEST", conflicts_with_all = ["legacy", "list"])]
     pub(super) search: Option<Objective>,
     /// Devices of a schedule (--search)
-    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     devices: Option<u32>,
     /// Most devices of a schedule: 1, 2, 4 and so on are looked at, and schedules of different numbers compared by step time and
     /// tokens per second of a device (--search)
-    #[arg(long, value_name = "N", requires = "search")]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     max_devices: Option<u32>,
     /// Most milliseconds of a step (--search)
-    #[arg(long, value_name = "MS", requires = "search")]
+    #[arg(long, value_name = "MS")]
     max_latency: Option<f64>,
     /// Most that a rank may hold, 60GB or 64GiB say; no more than the hardware has (--search)
-    #[arg(long, value_name = "SIZE", requires = "search")]
+    #[arg(long, value_name = "SIZE")]
     max_memory: Option<String>,
+}
+
+impl SearchFlags {
+    /// A flag that only a search has.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--devices", self.devices.is_some()),
+            ("--max-devices", self.max_devices.is_some()),
+            ("--max-latency", self.max_latency.is_some()),
+            ("--max-memory", self.max_memory.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
 }
 
 /// Sequences whose longest stands for that of every batch, with `--context-dist`.
@@ -90,7 +103,7 @@ impl Estimate {
         };
         let mut base = flags.schedule();
         flags.contexts(&mut base, SEQUENCES)?;
-        (base.server, base.dispatch) = (flags.server.server()?, flags.experts.dispatch(usize::MAX)?);
+        base.server = flags.server.server()?;
         let drafts = base.server.proposals.as_ref().filter(|p| !matches!(p.how, Speculation::NGram(_)));
         if drafts.is_some() {
             bail!(
@@ -98,6 +111,9 @@ impl Estimate {
             );
         }
         let (config, file) = self.config(model)?;
+        // Ranks of experts are searched where there are experts, unless a flag says that there is one.
+        let experts = config.layers.iter().any(|l| l.mlp.router().is_some());
+        base.dispatch = flags.experts.dispatch(if experts { ep.unwrap_or(usize::MAX) } else { 1 })?;
         let size = |text: &String| Kind::Size.parse(text).map_err(|e| format!("--max-memory {e}"));
         let most_memory = limits.max_memory.as_ref().map(size).transpose()?;
         let most_seconds = limits.max_latency.map(|ms| ms / 1e3);

@@ -198,8 +198,7 @@ pub fn sent(mut works: Vec<Work>, config: &ModelConfig, s: &Schedule) -> Vec<Wor
         MlpSpec::Experts(e) => {
             Some([e.chosen as f64, e.groups.map_or(1.0, |g| g.kept as f64 / g.count as f64)])
         }
-        MlpSpec::Stacked(e) => Some([e.chosen as f64, 1.0]),
-        MlpSpec::Dense { .. } => None,
+        MlpSpec::Stacked(_) | MlpSpec::Dense { .. } => None,
     });
     // A scale in f32 for 128 numbers.
     let narrow = d.dtype.map_or(1.0, |t| (t.bytes() as f64 + 4.0 / 128.0) / s.storage.bytes() as f64);
@@ -356,7 +355,7 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     // Tokens of prompts that are computed, and those of answers; rejected proposals are nobody's.
     let shares = (s.ranks.dp * s.ranks.ep) as f64;
     let prompts = match (s.purpose, s.server.chunk) {
-        (Purpose::Decode, chunk) => chunk.map_or(0.0, |n| n.min(s.fresh()) as f64 * shares * s.micro as f64),
+        (Purpose::Decode, chunk) => chunk.map_or(0.0, |n| n as f64 * shares * s.micro as f64),
         _ => (s.batch * s.fresh()) as f64,
     };
     let answers = if s.purpose == Purpose::Decode { s.tokens() } else { 0.0 };
@@ -424,15 +423,20 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
 fn beside(s: &Schedule, step: f64, period: f64) -> Option<[f64; 2]> {
     let chunk = s.server.chunk.filter(|_| s.purpose == Purpose::Decode)?;
     let runs = s.fresh().div_ceil(chunk);
-    let found = s.seq as f64 / runs as f64;
+    // What is found of a prompt counts, too.
     let prompts = (s.ranks.dp * s.ranks.ep) as f64 * s.micro as f64;
-    Some([(runs - 1) as f64 * period + step, prompts * found / period])
+    let tokens = prompts * chunk as f64 * s.seq as f64 / s.fresh() as f64;
+    Some([(runs - 1) as f64 * period + step, tokens / period])
 }
 
 /// Most sequences in all, and tokens of each, by proportion to what this schedule holds.
 fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
     let free = memory.saturating_sub(m.weights + m.gradients + m.optimizer + m.process) as f64;
-    let grows = (m.kv + m.activations + m.buffers).max(1) as f64;
+    // Of prompts in pieces activations do not grow with what there is of these.
+    let [free, grows] = match s.purpose == Purpose::Prefill && s.server.chunk.is_some() {
+        true => [(free - (m.activations + m.buffers) as f64).max(0.0), m.kv.max(1) as f64],
+        false => [free, (m.kv + m.activations + m.buffers).max(1) as f64],
+    };
     let batch = (s.batch as f64 * free / grows) as u64;
     // Activations of decode do not grow with the context.
     let (room, of) = if s.purpose == Purpose::Decode {

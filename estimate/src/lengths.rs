@@ -20,6 +20,9 @@ pub enum Lengths {
 }
 
 impl Lengths {
+    /// So many sequences tell the distribution of more.
+    pub const TELLING: u64 = 1 << 10;
+
     /// What a flag says: `uniform:128..4096`, `lognormal:1024,0.8..8192`, or a file with a length on every line.
     ///
     /// # Errors

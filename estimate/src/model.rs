@@ -344,14 +344,18 @@ pub fn message(m: &Message, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> R
             let l = if far > 1.0 { outside } else { inside };
             sent("to one", &l.name, whole, 1.0, l.latency, at(l, whole))
         }
-        "all_to_all" if m.by_nodes.is_some() && far > 1.0 => {
+        "all_to_all" if m.by_nodes.is_some() => {
             // A token goes once to each other node of its experts, and there once to each rank of them, both at the same time.
             let [chosen, part] = m.by_nodes.unwrap_or([1.0; 2]);
             let copies = |n: f64| distinct((n * part).max(1.0), chosen) / chosen * whole;
             let (a, b) = (copies(ranks) * share(near), copies(far) * share(far));
-            let latency = inside.latency + outside.latency;
             let seconds = at(inside, a).max(at(outside, b));
-            sent("by nodes", &outside.name, a + b, near + far - 2.0, latency, seconds)
+            if far > 1.0 {
+                let latency = inside.latency + outside.latency;
+                sent("by nodes", &outside.name, a + b, near + far - 2.0, latency, seconds)
+            } else {
+                sent("by nodes", &inside.name, a, near - 1.0, inside.latency, seconds)
+            }
         }
         "all_to_all" => {
             let to = |n: f64| whole * n / ranks;

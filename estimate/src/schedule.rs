@@ -5,6 +5,7 @@ use crate::Refused;
 use crate::lengths::Lengths;
 use crate::server::{self, Run, Server};
 use crate::work::arrivals;
+use astrai_builders::config::MlpSpec;
 use astrai_builders::{ModelConfig, Program, Ranks, build, placements};
 use astrai_engine::model::{check_sizes, stored};
 use astrai_ir::ops::Op;
@@ -109,8 +110,9 @@ impl Schedule {
     pub fn part(&self, window: Option<u64>) -> f64 {
         let Some(lengths) = &self.lengths else { return 1.0 };
         let most = window.unwrap_or(u64::MAX).min(self.seq);
-        let keys: u64 = lengths.of(self.batch).map(|n| n.min(most)).sum();
-        keys as f64 / (self.batch * most) as f64
+        let batch = self.batch.min(Lengths::TELLING);
+        let keys: u64 = lengths.of(batch).map(|n| n.min(most)).sum();
+        keys as f64 / (batch * most) as f64
     }
 
     /// Ranks that hold the same dense weights, and the same experts, which ranks of `ep` have divided already.
@@ -204,6 +206,11 @@ impl Schedule {
         if !(1.0..=ranks as f64).contains(&imbalance) {
             let most = format!("{ranks}, all rows on one of the ranks of experts");
             return Err(format!("--expert-imbalance {imbalance}: from 1, an even share, to {most}"));
+        }
+        let sent = self.dispatch.by_nodes || self.dispatch.dtype.is_some();
+        if sent && config.layers.iter().any(|l| matches!(l.mlp, MlpSpec::Stacked(_))) {
+            // Biases and results are rows of their own there, as many as tokens have experts.
+            return Err("--dispatch and --dispatch-dtype: these experts lie in one tensor, and not only rows of tokens are sent to them; leave them out".into());
         }
         if self.ranks.ep == 1 && self.dispatch != Dispatch::default() {
             return Err("--expert-imbalance, --dispatch and --dispatch-dtype: only ranks of experts (--ep) are sent rows; leave them out".into());

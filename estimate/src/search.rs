@@ -1,7 +1,7 @@
 //! The best schedules. In: a configuration, devices, axes that are fixed, limits. Out: the frontier of latency and throughput, the winner,
 //! and why each other schedule was rejected. Every group of ranks that share tensors and experts is planned once, with two layers of each
-//! kind; what other batches, stages and recomputation cost follows from its symbolic sizes. A batch that does not fit rejects all greater
-//! ones without being looked at, and devices that cannot hold the weights reject all of their ranks. Those on the frontier are then
+//! kind; what other batches, stages and recomputation cost follows from its symbolic sizes. A batch of training that does not fit rejects
+//! all greater ones without being looked at, and devices that cannot hold the weights reject all of their ranks. Those on the frontier are then
 //! planned whole.
 
 mod layers;
@@ -306,7 +306,12 @@ impl Search {
         mut group: Vec<Schedule>,
     ) -> Looked {
         let (mut good, mut bad) = (Vec::new(), Vec::new());
-        let most = group.iter().filter_map(|s| s.rank_batch().ok()).max().unwrap_or(1);
+        let batches = || group.iter().filter_map(|s| s.rank_batch().ok());
+        // Of prompts in pieces as few as fill one, so that the plan's kernels are those of few sequences.
+        let fill = |s: &Schedule| s.server.chunk.map(|n| n.div_ceil(s.fresh()));
+        let few = group.first().filter(|s| s.purpose == Purpose::Prefill).and_then(fill);
+        let few = few.and_then(|few| batches().filter(|n| *n >= few).min());
+        let most = few.or(batches().max()).unwrap_or(1);
         // Of one data-parallel rank the plan would lack the messages between several.
         let widest = group.iter().max_by_key(|s| s.ranks.dp).unwrap_or(&self.base);
         let layers = match Layers::plan(config, widest, most, backend) {

@@ -3,6 +3,7 @@
 //! cache already holds, tokens that are proposed and verified (speculation), prompts beside decode.
 
 use crate::Refused;
+use crate::lengths::Lengths;
 use crate::schedule::{self, Memory, Purpose, Schedule, Stage, forward, states};
 use crate::work::arrivals;
 use astrai_builders::config::{Hidden, LayerSpec};
@@ -54,6 +55,11 @@ impl Server {
     pub fn found(&self, seq: u64) -> u64 {
         let page = Cache::PAGE as u64;
         ((seq as f64 * self.cached) as u64).min(seq.saturating_sub(1)) / page * page
+    }
+
+    /// Whether prompts of so many tokens are computed over pages, in pieces or behind what is found of them.
+    pub fn pages(&self, seq: u64) -> bool {
+        self.chunk.is_some() || self.found(seq) > 0
     }
 
     /// Why these steps are none of such a program.
@@ -189,10 +195,10 @@ impl Schedule {
             let proposed = self.server.proposals.as_ref().map_or(0, |p| p.how.proposed() as u64);
             self.decoded(batch, 1 + proposed)
         };
-        let beside = |chunk: u64| self.prompts(1, chunk);
+        let beside = |chunk: u64| self.beside(chunk);
         match (self.purpose, self.server.chunk) {
             (Purpose::Train, _) => None,
-            (Purpose::Prefill, _) if self.server == Server::default() => None,
+            (Purpose::Prefill, _) if !self.server.pages(self.seq) => None,
             (Purpose::Prefill, chunk) => {
                 let fresh = batch.saturating_mul(self.fresh());
                 Some(self.prompts(batch, chunk.unwrap_or(fresh).min(fresh)))
@@ -225,6 +231,24 @@ impl Schedule {
         Rows { tokens, sequences: at_once, groups: (0..pieces).map(group).collect() }
     }
 
+    /// Rows of the tokens of prompts beside decode, one prompt behind another, those of all steps on average.
+    fn beside(&self, chunk: u64) -> Rows {
+        let fresh = self.fresh();
+        let pieces = fresh.div_ceil(chunk);
+        let each = fresh as f64 / pieces as f64;
+        let group = |i: u64| Group {
+            count: chunk as f64 / fresh as f64,
+            tokens: each,
+            at: (self.seq - fresh) as f64 + each * (i + 1) as f64,
+        };
+        Rows { tokens: chunk, sequences: self.at_once(), groups: (0..pieces).map(group).collect() }
+    }
+
+    /// Prompts that a step of decode has beside its sequences.
+    pub fn at_once(&self) -> u64 {
+        self.server.chunk.filter(|_| self.purpose == Purpose::Decode).map_or(0, |n| n.div_ceil(self.fresh()))
+    }
+
     /// Rows of a step of decode: so many of each sequence.
     fn decoded(&self, batch: u64, each: u64) -> Rows {
         let rows = batch * each;
@@ -233,7 +257,7 @@ impl Schedule {
             None => vec![of(self.seq, rows as f64)],
             Some(lengths) => {
                 // As many as tell the distribution.
-                let n = self.batch.min(1 << 12);
+                let n = self.batch.min(Lengths::TELLING);
                 lengths.of(n).map(|at| of(at, rows as f64 / n as f64)).collect()
             }
         };
@@ -316,7 +340,7 @@ pub fn stage(
     let fidelity = served_fidelity(config);
     let decode = s.purpose == Purpose::Decode;
     let beside = s.server.chunk.filter(|_| decode);
-    let sequences = batch + u64::from(beside.is_some());
+    let sequences = batch + s.at_once();
     let plan = |rows: &Rows| at.paged(config, [rows.tokens, rows.sequences], sequences, fidelity);
     let run = |name, planned| Run { rows: s.rows(name, batch), ..Run::whole(name, planned) };
     let (forward, mut left) = (s.rows("forward", batch), None);
@@ -370,7 +394,7 @@ pub fn stage(
             let (kv, each) = kept(&first.planned, s)?;
             // A module writes its hidden states where the model's are.
             let hidden = states(&first.planned.graph, &|name| name == Cache::HIDDEN);
-            let rows = (s.seq.div_ceil(Cache::PAGE as u64) * Cache::PAGE as u64 * batch).max(1);
+            let rows = (s.seq.div_ceil(Cache::PAGE as u64) * Cache::PAGE as u64 * sequences).max(1);
             memory.kv += kv - hidden.min(kv);
             memory.kv_per_token += each - (hidden / rows).min(each);
         }
@@ -395,15 +419,19 @@ fn drafts(at: &At, p: &Proposals, module: Option<&ModelConfig>, batch: u64) -> R
     };
     let fidelity = if module.is_some() { served_fidelity(config) } else { Fidelity::Exact };
     let tokens = (batch as f64 * unseen).ceil() as u64;
-    let all = |tokens: u64, times: u64| -> Result<Run, Refused> {
-        let planned = at.paged(config, [tokens, batch], batch, fidelity)?;
+    let sequences = batch + at.s.at_once();
+    let all = |tokens: u64, times: u64, beside: Option<Rows>| -> Result<Run, Refused> {
         let rows = at.s.decoded(batch, 1);
         let group = |g: &Group| Group { tokens: tokens as f64 / batch as f64, ..*g };
         let rows = Rows { tokens, sequences: batch, groups: rows.groups.iter().map(group).collect() };
+        let rows = beside.into_iter().fold(rows, Rows::and);
+        let planned = at.paged(config, [rows.tokens, rows.sequences], sequences, fidelity)?;
         Ok(Run { name: "draft", planned, times, rows: Some(rows) })
     };
-    let further = (proposed > 1).then(|| all(batch, proposed - 1)).transpose()?;
-    Ok([Some(all(tokens, 1)?), further].into_iter().flatten().collect())
+    // Whatever proposes goes through prompts, too.
+    let prompts = at.s.server.chunk.map(|chunk| at.s.beside(chunk));
+    let further = (proposed > 1).then(|| all(batch, proposed - 1, None)).transpose()?;
+    Ok([Some(all(tokens, 1, prompts)?), further].into_iter().flatten().collect())
 }
 
 /// Bytes of keys and values in the pages of a program, and of a token.
@@ -419,12 +447,16 @@ fn held(paged: &Graph, s: &Schedule) -> u64 {
     windowed + (whole as f64 * s.part(None)).ceil() as u64
 }
 
+/// Whether a layer sees a window, of which pages of its own are kept.
+pub fn in_windows(l: &LayerSpec) -> bool {
+    l.attention.window.is_some() && l.attention.latent.is_none()
+}
+
 /// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.
-fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
-    let windowed = |l: &&LayerSpec| l.attention.window.is_some() && l.attention.latent.is_none();
-    let window = config.layers.iter().filter(windowed).filter_map(|l| l.attention.window).max()?;
+pub fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
+    let window = config.layers.iter().filter(|l| in_windows(l)).filter_map(|l| l.attention.window).max()?;
     let each = Windows::each(window, TOKENS.max(sequences));
-    let every = config.layers.iter().all(|l| windowed(&l));
+    let every = config.layers.iter().all(in_windows);
     (each < table).then(|| Windows { pages: each.saturating_mul(sequences), window, every })
 }
 

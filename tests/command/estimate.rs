@@ -301,6 +301,8 @@ fn whatever_is_wrong_is_said_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let (file, nothing) = (dir.path().join("x.json5"), dir.path().join("nothing.jsonl"));
     let tiny = root("tests/golden/qwen3/config.json");
+    let copy = dir.path().join("config.json");
+    std::fs::copy(&tiny, &copy).unwrap();
     std::fs::write(&nothing, "").unwrap();
     std::fs::write(
         &file,
@@ -337,6 +339,16 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--for", "decode", "--draft", text(&tiny), "--acceptance", "nan"], "--acceptance NaN"),
         (vec!["--for", "decode", "--draft", text(&tiny), "--acceptance", "1"], "--draft: vocab_size"),
         (vec!["--dispatch", "deepep"], "--dispatch: only ranks of experts"),
+        (
+            vec!["--for", "decode", "--search", "cost", "--devices", "2", "--expert-imbalance", "2"],
+            "--expert-imbalance: only ranks of experts",
+        ),
+        (vec!["--ep", "2", "--expert-imbalance", "nan"], "--expert-imbalance NaN"),
+        (vec!["--replay", "--max-memory", "x"], "--max-memory goes with --search"),
+        (
+            vec!["--for", "decode", "--draft", text(&copy), "--acceptance", "0.5", "--csv", text(&copy)],
+            "is read, or part of what is",
+        ),
         (vec!["--ep", "2", "--expert-imbalance", "3"], "--expert-imbalance 3: from 1"),
         (vec!["--repeat", "3"], "--repeat goes with --check"),
         (vec!["--hardware", text(&file), "--csv", text(&file)], "is read, or part of what is"),

@@ -56,7 +56,7 @@ pub fn timeline(e: &Estimate) -> Result<Value, Refused> {
     let slots = p.saturating_mul(m).saturating_mul(v);
     if slots > MOST {
         return Err(format!(
-            "--timeline: {slots} pieces on all stages are too many; give fewer --micro-batches"
+            "--timeline: {slots} pieces on all stages are too many; give fewer --micro-batches, or a greater --chunk"
         ));
     }
     let launches: usize = e.ranks.iter().map(|r| r.launches.len() * m).sum();

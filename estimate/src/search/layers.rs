@@ -4,12 +4,13 @@
 use crate::Refused;
 use crate::estimate::{even, seen, sent};
 use crate::hardware::Hardware;
+use crate::lengths::Lengths;
 use crate::model::{Sizes, message, time};
 use crate::schedule::{Memory, Purpose, Schedule, experts, saved, stage};
-use crate::server::Server;
+use crate::server::{in_windows, windows};
 use crate::work::{Message, Work, work};
 use crate::zero::{gathering, summed};
-use astrai_builders::{ModelConfig, Ranks};
+use astrai_builders::{Cache, ModelConfig, Ranks};
 use astrai_ir::shard::{STAGES, Traffic};
 use astrai_ir::{Backend, Dim, Mesh, Symbol};
 use std::cell::RefCell;
@@ -29,6 +30,8 @@ pub struct Layers {
     scratch: u64,
     /// Keys and values of a token and layer.
     kv: f64,
+    /// Whether planned layers see windows, of which pages are kept.
+    windowed: Vec<bool>,
     /// The most sequences.
     most: u64,
     /// States of training beside a weight, bytes for each of the weight's: gradients, optimiser.
@@ -36,9 +39,6 @@ pub struct Layers {
     /// Of so many sequences and a window the part of the keys that there are, as far as they were asked for.
     parts: RefCell<BTreeMap<(u64, Option<u64>), f64>>,
 }
-
-/// Sequences whose lengths stand for those of more.
-const LENGTHS: u64 = 4096;
 
 impl Layers {
     /// Plans the group's programs for up to `most` sequences a piece.
@@ -72,7 +72,9 @@ impl Layers {
         let planned = stage(&short, &alone, backend, (&mesh, 0), most)?;
         let n = short.layers.len();
         let main = &planned.runs[0].planned;
-        let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![[0; 2]; n]));
+        // Only a backward pass needs what layers leave.
+        let saved = if s.purpose == Purpose::Train { saved(&main.plan, n) } else { vec![0; n] };
+        let mut weights = ([0; 2], vec![[0; 2]; n]);
         let apart = experts(&main.graph);
         for w in &main.plan.weights {
             let bytes = w.weight.ty.bytes().size().unwrap_or(0) as u64;
@@ -90,6 +92,7 @@ impl Layers {
             scratch: (m.activations + m.buffers).saturating_sub(all),
             saved,
             kv: m.kv_per_token as f64 / n as f64,
+            windowed: short.layers.iter().map(in_windows).collect(),
             most,
             states: [m.gradients / weight, m.optimizer / weight],
             weights,
@@ -112,9 +115,8 @@ impl Layers {
         if s.lengths.is_none() {
             return 1.0;
         }
-        let batch = s.batch.min(LENGTHS);
-        let part = || Schedule { batch, ..s.clone() }.part(window);
-        *self.parts.borrow_mut().entry((batch, window)).or_insert_with(part)
+        let batch = s.batch.min(Lengths::TELLING);
+        *self.parts.borrow_mut().entry((batch, window)).or_insert_with(|| s.part(window))
     }
 
     /// A launch as this schedule has it, where that is not as the group was planned: among more or fewer data-parallel ranks, or over
@@ -122,7 +124,10 @@ impl Layers {
     fn changed(&self, w: &Work, s: &Schedule, mesh: &Mesh, sizes: Sizes) -> Result<Option<Work>, Refused> {
         let same = |m: &Message| m.over.iter().all(|a| mesh.axes.contains(a));
         // Where rows are told they have their lengths.
-        let uneven = w.form == "attention" && s.lengths.is_some() && s.server == Server::default();
+        let uneven = w.form == "attention"
+            && s.lengths.is_some()
+            && !s.server.pages(s.seq)
+            && s.server.proposals.is_none();
         if w.messages.iter().all(same) && !uneven {
             return Ok(None);
         }
@@ -172,19 +177,21 @@ impl Layers {
             let kept: u64 = layers.iter().map(|l| self.saved[*l]).sum();
             // As in whole plans: of the pieces in flight what is saved of each, interleaved of each group of layers.
             let flight = (s.ahead(at) as u64 + 1).min(s.micro * s.interleave);
-            let held = (kept.saturating_mul(flight) / s.interleave).max(kept);
+            let saved = (kept.saturating_mul(flight) / s.interleave).max(kept);
             let train = s.purpose == Purpose::Train;
-            // A prompt beside decode has keys, too.
-            let beside = s.server.chunk.map_or(0, |_| u64::from(s.purpose == Purpose::Decode));
-            let tokens = (batch + beside) * s.seq * s.micro;
+            // A prompt beside decode has keys, too; windowed layers have pages of their own.
+            let sequences = batch + s.at_once();
+            let table = s.seq.div_ceil(Cache::PAGE as u64);
+            let windows = windows(&self.config, table as usize, sequences as usize);
+            let held = |l: &usize| match windows.filter(|_| self.windowed[*l]) {
+                Some(w) => (w.pages * Cache::PAGE) as f64,
+                None => (sequences * table * Cache::PAGE as u64) as f64 * self.part(s, None),
+            };
+            let tokens = layers.iter().map(held).sum::<f64>() * s.micro as f64;
             Memory {
                 weights: of(3, 1),
-                kv: if train {
-                    0
-                } else {
-                    (self.kv * layers.len() as f64 * tokens as f64 * self.part(s, None)) as u64
-                },
-                activations: scaled(held.saturating_add(self.scratch)),
+                kv: if train { 0 } else { (self.kv * tokens) as u64 },
+                activations: scaled(saved.saturating_add(self.scratch)),
                 gradients: of(2, self.states[0]),
                 optimizer: of(1, self.states[1]),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
@@ -207,7 +214,8 @@ impl Layers {
         let mut tokens = 0;
         for (program, works, symbols) in &self.programs {
             // Steps without prompts have a row a sequence, of which the longest are planned.
-            let rows = s.rows(program, batch).filter(|_| s.server != Server::default());
+            let rows =
+                s.rows(program, batch).filter(|_| s.server.pages(s.seq) || s.server.proposals.is_some());
             let [all, sequences] = match &rows {
                 Some(rows) => [rows.tokens, rows.sequences],
                 None if s.purpose == Purpose::Decode => [batch; 2],

@@ -69,6 +69,9 @@ fn steps_of_a_server_count_alike_in_both_plans() {
     let lengths = || Some(crate::lengths::Lengths::parse("uniform:1..2048").unwrap());
     let ngram = || Proposals { how: Speculation::NGram(3), draft: None, acceptance: 0.5 };
     for (name, purpose, chunk, cached, proposals, lengths) in [
+        ("qwen3-0.6b.json", Purpose::Prefill, None, 0.0, None, None),
+        ("../../../shared/configs/gemma-3-1b.json", Purpose::Decode, None, 0.0, None, None),
+        ("../../../shared/configs/gemma-3-1b.json", Purpose::Prefill, Some(512), 0.0, None, None),
         ("qwen3-0.6b.json", Purpose::Prefill, Some(512), 0.0, None, None),
         ("qwen3-0.6b.json", Purpose::Prefill, Some(512), 0.5, None, None),
         ("qwen3-moe-tiny.json", Purpose::Prefill, None, 0.5, None, None),

@@ -86,6 +86,21 @@ fn decode_with_proposals_and_with_prompts_beside_it() {
     assert!(beside.step > alone.step && (ttft / beside.step - 2.0).abs() < 1e-9);
     // A half of each prompt is found, so that two steps take all of it.
     assert!((tokens * beside.period / 1024.0 - 1.0).abs() < 1e-9);
+    // As many tokens as asked for, of several prompts where one has fewer; whatever proposes has them, too.
+    for (chunk, prompts) in [(100, 1), (1500, 1), (8192, 4)] {
+        let server = Server { chunk: Some(chunk), ..Server::default() };
+        let s = Schedule { server, ..decode.clone() };
+        let rows = s.rows("forward", 8).unwrap();
+        assert_eq!((rows.tokens, rows.sequences), (8 + chunk, 8 + prompts));
+        let e = of(&config, s.clone());
+        assert!(e.summary.mfu[0] < 0.8, "{chunk}: {:?}", e.summary.mfu);
+        assert_eq!(e.summary.memory.kv, alone.memory.kv / 8 * (8 + prompts));
+        let draft = Proposals { how: Speculation::Draft(3), draft: Some(config.clone()), acceptance: 1.0 };
+        let server = Server { proposals: Some(draft), ..s.server.clone() };
+        let drafted = of(&config, Schedule { server, ..s });
+        assert_eq!(drafted.summary.memory.kv, 2 * e.summary.memory.kv);
+        assert!(drafted.summary.period > 2.0 * e.summary.period, "{chunk}");
+    }
     for (server, s) in [
         (Server { cached: 0.5, ..Server::default() }, decode.clone()),
         (
@@ -134,4 +149,17 @@ fn a_module_is_divided_as_its_model_and_rows_of_experts_are_sent_as_told() {
     let nodes = dispatch(1.0, Some(DType::F8E4M3), true);
     assert!(sent(&narrow) < sent(&e) && sent(&nodes) < sent(&narrow));
     assert!(e.summary.memory.buffers > 0);
+}
+
+/// Within a node a token goes once to each rank of its experts.
+#[test]
+fn ranks_of_one_node_are_sent_a_token_once() {
+    let config = config("bench/shapes/qwen3-moe-tiny.json");
+    for ep in [2, 8] {
+        let ranks = Ranks { pp: 1, dp: 1, ep, tp: 1 };
+        let s = Schedule { ranks, ..Schedule::of_one(Purpose::Decode, 4096, 256, DType::BF16) };
+        let dispatch = crate::schedule::Dispatch { by_nodes: true, ..s.dispatch };
+        let [all, once] = [s.clone(), Schedule { dispatch, ..s }].map(|s| of(&config, s).summary.parts[2]);
+        assert!(once < 0.95 * all, "{ep}: {once} of {all}");
+    }
 }
