@@ -214,34 +214,34 @@ impl Schedule {
         self.micro.saturating_mul(self.chunks())
     }
 
+    /// Prompts in pieces of at most so many tokens, `count` of each piece in a run on average.
+    fn pieces_of(&self, tokens: u64, count: f64) -> Vec<Group> {
+        let fresh = self.fresh();
+        let pieces = fresh.div_ceil(tokens).max(1);
+        // So many tell what more see.
+        let n = pieces.min(Lengths::TELLING);
+        let group = |i: u64| Group {
+            count: count * pieces as f64 / n as f64,
+            tokens: fresh as f64 / pieces as f64,
+            at: (self.seq - fresh) as f64 + fresh as f64 * (i + 1) as f64 / n as f64,
+        };
+        (0..n).map(group).collect()
+    }
+
     /// Rows of a run that computes so many tokens of prompts of `sequences` sequences, those of all chunks on average.
     fn prompts(&self, sequences: u64, tokens: u64) -> Rows {
-        let fresh = self.fresh();
-        let runs = (sequences.saturating_mul(fresh)).div_ceil(tokens).max(1);
-        // Pieces of a prompt, one after another.
-        let pieces = fresh.div_ceil(tokens).max(1);
-        let each = fresh as f64 / pieces as f64;
-        let group = |i: u64| Group {
-            count: sequences as f64 / runs as f64,
-            tokens: each,
-            at: (self.seq - fresh) as f64 + each * (i + 1) as f64,
-        };
-        let tokens = (sequences.saturating_mul(fresh)).div_ceil(runs);
-        let at_once = tokens.div_ceil(fresh.max(1)).clamp(1, sequences.max(1));
-        Rows { tokens, sequences: at_once, groups: (0..pieces).map(group).collect() }
+        let all = sequences.saturating_mul(self.fresh());
+        let runs = all.div_ceil(tokens).max(1);
+        let groups = self.pieces_of(tokens, sequences as f64 / runs as f64);
+        let tokens = all.div_ceil(runs);
+        let at_once = tokens.div_ceil(self.fresh().max(1)).clamp(1, sequences.max(1));
+        Rows { tokens, sequences: at_once, groups }
     }
 
     /// Rows of the tokens of prompts beside decode, one prompt behind another, those of all steps on average.
     fn beside(&self, chunk: u64) -> Rows {
-        let fresh = self.fresh();
-        let pieces = fresh.div_ceil(chunk);
-        let each = fresh as f64 / pieces as f64;
-        let group = |i: u64| Group {
-            count: chunk as f64 / fresh as f64,
-            tokens: each,
-            at: (self.seq - fresh) as f64 + each * (i + 1) as f64,
-        };
-        Rows { tokens: chunk, sequences: self.at_once(), groups: (0..pieces).map(group).collect() }
+        let groups = self.pieces_of(chunk, chunk as f64 / self.fresh() as f64);
+        Rows { tokens: chunk, sequences: self.at_once(), groups }
     }
 
     /// Prompts that a step of decode has beside its sequences.
