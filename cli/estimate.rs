@@ -193,6 +193,11 @@ impl Estimate {
         if let Some(flag) = self.here.given().filter(|_| !here) {
             bail!("{flag} goes with --check and --calibrate; a plan is made for --hardware");
         }
+        if let Some((flag, _)) = written.first().filter(|_| here || self.here.published) {
+            bail!(
+                "{flag} writes what is planned, not what --check, --calibrate and --published print; leave it out"
+            );
+        }
         let planned =
             !(here || self.list || self.here.published || self.replay.replay || self.legacy.is_some());
         if let Some(flag) = self.schedule.of_plan().filter(|_| !planned) {

@@ -181,12 +181,11 @@ pub fn even<'a>(
     of: &'a dyn Fn(&str) -> Option<u64>,
     imbalance: f64,
 ) -> impl Fn(&str) -> Option<u64> + 'a {
-    let base = |name: &str| {
-        let base = name.strip_suffix(ARRIVED).map(str::to_string);
-        base.filter(|base| symbols.iter().any(|s| &*s.name == base))
-    };
-    move |name: &str| match base(name) {
-        Some(base) => of(&base).map(|n| (n as f64 * imbalance).ceil() as u64),
+    move |name: &str| match name
+        .strip_suffix(ARRIVED)
+        .filter(|base| symbols.iter().any(|s| &*s.name == *base))
+    {
+        Some(base) => of(base).map(|n| (n as f64 * imbalance).ceil() as u64),
         None => of(name),
     }
 }

@@ -62,6 +62,11 @@ impl Server {
         self.chunk.is_some() || self.found(seq) > 0
     }
 
+    /// Whether steps have anything beside one token of each sequence, or beside whole prompts of so many tokens.
+    pub fn more(&self, seq: u64) -> bool {
+        self.pages(seq) || self.proposals.is_some()
+    }
+
     /// Why these steps are none of such a program.
     ///
     /// # Errors

@@ -344,6 +344,7 @@ fn whatever_is_wrong_is_said_in_one_line() {
             "--expert-imbalance: only ranks of experts",
         ),
         (vec!["--ep", "2", "--expert-imbalance", "nan"], "--expert-imbalance NaN"),
+        (vec!["--check", "--xlsx", "no.xlsx"], "--xlsx writes what is planned"),
         (vec!["--replay", "--max-memory", "x"], "--max-memory goes with --search"),
         (
             vec!["--for", "decode", "--draft", text(&copy), "--acceptance", "0.5", "--csv", text(&copy)],

@@ -124,10 +124,7 @@ impl Layers {
     fn changed(&self, w: &Work, s: &Schedule, mesh: &Mesh, sizes: Sizes) -> Result<Option<Work>, Refused> {
         let same = |m: &Message| m.over.iter().all(|a| mesh.axes.contains(a));
         // Where rows are told they have their lengths.
-        let uneven = w.form == "attention"
-            && s.lengths.is_some()
-            && !s.server.pages(s.seq)
-            && s.server.proposals.is_none();
+        let uneven = w.form == "attention" && s.lengths.is_some() && !s.server.more(s.seq);
         if w.messages.iter().all(same) && !uneven {
             return Ok(None);
         }
@@ -214,8 +211,7 @@ impl Layers {
         let mut tokens = 0;
         for (program, works, symbols) in &self.programs {
             // Steps without prompts have a row a sequence, of which the longest are planned.
-            let rows =
-                s.rows(program, batch).filter(|_| s.server.pages(s.seq) || s.server.proposals.is_some());
+            let rows = s.rows(program, batch).filter(|_| s.server.more(s.seq));
             let [all, sequences] = match &rows {
                 Some(rows) => [rows.tokens, rows.sequences],
                 None if s.purpose == Purpose::Decode => [batch; 2],

@@ -232,7 +232,7 @@ function sensitivity() {
 }
 
 // Of ranks that were refused whole no more than these is known.
-const pieces = s => `, batch ${s.batch}${s.for === "train" ? `, ZeRO ${s.zero}, recompute ${s.recompute}${s.interleave > 1 ? `, interleaved ${s.interleave} times` : ""}` : ""}`;
+const pieces = s => `, batch ${s.batch}${s.chunk ? `, ${s.chunk} tokens a piece` : ""}${s.for === "train" ? `, ZeRO ${s.zero}, recompute ${s.recompute}${s.interleave > 1 ? `, interleaved ${s.interleave} times` : ""}` : ""}`;
 const ranks = s => ["tp", "dp", "ep", "pp"].map(k => `${k}=${s[k]}`).join(" ") + (s.batch === undefined ? "" : pieces(s));
 function search() {
   const found = DATA.search;
