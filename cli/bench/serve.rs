@@ -288,7 +288,7 @@ impl Bench {
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
         let mut served = served.into_iter();
         let Served { seconds, waits } = served.next().unwrap_or_default();
-        let seconds = Seconds::of(seconds);
+        let (each, seconds) = (seconds.clone(), Seconds::of(seconds));
         let mut line = self.line(machine, &seconds, runs.peak_rss_mb());
         line.insert("new".into(), json!(new));
         line.insert("requests".into(), json!(requests));
@@ -304,7 +304,10 @@ impl Bench {
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
-            let now = Speeds::median(&speeds);
+            // The run that is shown, between the speeds before and after it: where cores are moved, runs differ.
+            let far = |i: &usize| (each[*i] - seconds.median).abs();
+            let run = (0..each.len()).min_by(|a, b| far(a).total_cmp(&far(b)));
+            let now = run.and_then(|i| Some(speeds.get(i)?.between(*speeds.get(i + 1)?)));
             let seen = hardware.at(now);
             let [all, to_first] = self.replayed(&load, &config, &seen, machine)?;
             line.extend(beside(Some(all), &seconds));

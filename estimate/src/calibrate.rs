@@ -27,7 +27,8 @@ const LAYERS: u64 = 8;
 /// Sequences and tokens of each of the steps of training and of prefill. What attention costs a key shows where there are many, so one prompt is longer.
 const TRAINED: [[u64; 2]; 2] = [[1, 128], [4, 256]];
 const WHOLE: [[u64; 2]; 3] = [[1, 128], [4, 256], [1, 512]];
-/// Sequences, tokens of each, and how many of them are new, of the steps over pages.
+/// Sequences, tokens of each, and how many of them are new, of the steps over pages. They are short, so that what else a machine does shows
+/// in them most: they are run once more behind all others.
 const PAGED: [[u64; 3]; 5] = [[1, 256, 1], [4, 512, 1], [16, 256, 1], [1, 128, 128], [4, 256, 32]];
 
 /// The shapes that are run where none are given.
@@ -54,7 +55,7 @@ pub fn calibrate(
     repeat: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Hardware, Refused> {
-    let mut asked = Vec::new();
+    let (mut asked, mut again) = (Vec::new(), Vec::new());
     for config in shapes {
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
@@ -62,9 +63,12 @@ pub fn calibrate(
             for (purpose, sizes) in [(Purpose::Train, &TRAINED[..]), (Purpose::Prefill, &WHOLE)] {
                 asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
             }
-            asked.extend(PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new)));
+            let paged = PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new));
+            again.extend(paged.iter().cloned());
+            asked.extend(paged);
         }
     }
+    asked.append(&mut again);
     let process = process(shapes, hardware, machine)?;
     let (mut steps, mut patience) = (Vec::new(), PATIENCE_OF_ALL);
     for (config, s, new) in &asked {
@@ -109,10 +113,12 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
     let mut groups = Groups::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
+        // On a processor a step is more than its kernels at their fastest: what is between them is of each of them.
+        let step_of = if peaks.kind == "cpu" { (step.measured / all).max(1.0) } else { 1.0 };
         let peaks = peaks.at(step.now);
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
-            let measured = o.measured / o.work.launches as f64;
+            let measured = o.measured * step_of / o.work.launches as f64;
             let at_peaks = [t.compute - t.vectors, t.vectors, t.memory, t.past, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
@@ -124,12 +130,11 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
     Ok(groups)
 }
 
-/// A step on average, in its kernels at their fastest: in the middle of the steps over pages, which are those of a server.
+/// A step on average beside the fastest: in the middle of the steps over pages, which are those of a server.
 fn usual(asked: &[(&ModelConfig, Schedule, u64)], steps: &[Checked]) -> f64 {
     let paged = asked.iter().zip(steps).filter(|((_, s, _), _)| s.purpose == Purpose::Decode);
-    let in_kernels =
-        |(_, step): (_, &Checked)| step.mean / step.operators.iter().map(|o| o.measured).sum::<f64>();
-    median(paged.map(in_kernels).filter(|part| part.is_finite()))
+    let of_fastest = |(_, step): (_, &Checked)| step.mean / step.measured;
+    median(paged.map(of_fastest).filter(|part| part.is_finite()))
         .unwrap_or(1.0)
         .clamp(1.0, Kernels::MOST_USUAL)
 }

@@ -217,10 +217,10 @@ impl Hardware {
         told * by
     }
 
-    /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers none of them sooner.
+    /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers each of them only a little sooner.
     pub fn paced(&self, bytes: f64) -> f64 {
         let (told, by) = self.told(bytes);
-        told * by.min(1.0)
+        told * by.min(by.sqrt())
     }
 
     /// What the file says of so many bytes, and by how much they are read faster now: as memory is, where they come little faster than from it.

@@ -23,6 +23,9 @@ const LONGEST_START: Duration = Duration::from_millis(1);
 /// Rounds of measuring, and the time between two: where a hypervisor moves the cores, one round says nothing.
 const ROUNDS: usize = 5;
 const APART: Duration = Duration::from_secs(1);
+/// Least speed of a cache beside that of memory. One that is hardly faster is shared or too small: a loop that only reads finds part of what it
+/// touched there, a program little.
+const CACHE: f64 = 1.5;
 
 /// Of one round: operations per second of vectors, of the unit for bf16, of f32 in pieces; bytes read again and again with bytes per second,
 /// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange, and operations per second of small products.
@@ -128,6 +131,7 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
     let (_, mut caches, launch, [exchange, product]) = rounds.swap_remove(ROUNDS / 2);
     let target = device.backend().target();
     let bandwidth = caches.pop().map_or(target.bandwidth, |(_, rate)| rate);
+    caches.retain(|(_, rate)| *rate > CACHE * bandwidth);
     Some(Hardware {
         name: target.name.clone(),
         kind: "cpu".into(),

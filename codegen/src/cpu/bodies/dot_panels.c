@@ -92,7 +92,8 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
         float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
         dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
 #endif
-        const void *beyond = wide == 1 ? DOT_AT(q, k + kc) : q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc);
+        /* Of panels in the order of memory, whatever lies one whole block ahead: a short block asks for as little as it computes. */
+        const void *beyond = wide == 1 ? DOT_AT(q, k + DOT_KC) : q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc);
         for (int64_t i = t; i < t_end; i++) {
             int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
             int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next), of = next > i ? k : next_k;

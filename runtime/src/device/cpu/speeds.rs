@@ -32,6 +32,17 @@ impl Speeds {
             product: middle(&|s| s.product),
         })
     }
+
+    /// Those of a time of which one half had these and the other half the others: what takes seconds are bytes and operations.
+    pub fn between(self, other: Speeds) -> Speeds {
+        let both = |a: f64, b: f64| 2.0 / (1.0 / a + 1.0 / b);
+        let known = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| both(a, b));
+        Speeds {
+            read: both(self.read, other.read),
+            exchange: known(self.exchange, other.exchange),
+            product: known(self.product, other.product),
+        }
+    }
 }
 
 /// The number in the middle, the greater of two. `None` of none.
