@@ -96,7 +96,9 @@ mod tests {
     fn two_halves_of_a_time_add_up() {
         let of = |read, exchange| Speeds { read, exchange, product: None };
         let both = of(60e9, Some(20e9)).between(of(30e9, Some(60e9)));
-        assert!((both.read / 40e9 - 1.0).abs() < 1e-12 && (both.exchange.unwrap() / 30e9 - 1.0).abs() < 1e-12);
+        assert!(
+            (both.read / 40e9 - 1.0).abs() < 1e-12 && (both.exchange.unwrap() / 30e9 - 1.0).abs() < 1e-12
+        );
         assert_eq!((both.product, of(1.0, None).between(both).exchange), (None, None));
     }
 }
