@@ -55,7 +55,7 @@ pub fn calibrate(
     repeat: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Hardware, Refused> {
-    let (mut asked, mut again) = (Vec::new(), Vec::new());
+    let mut asked = Vec::new();
     for config in shapes {
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
@@ -63,12 +63,11 @@ pub fn calibrate(
             for (purpose, sizes) in [(Purpose::Train, &TRAINED[..]), (Purpose::Prefill, &WHOLE)] {
                 asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
             }
-            let paged = PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new));
-            again.extend(paged.iter().cloned());
-            asked.extend(paged);
+            asked.extend(PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new)));
         }
     }
-    asked.append(&mut again);
+    let again: Vec<_> = asked.iter().filter(|(_, s, _)| s.purpose == Purpose::Decode).cloned().collect();
+    asked.extend(again);
     let process = process(shapes, hardware, machine)?;
     let (mut steps, mut patience) = (Vec::new(), PATIENCE_OF_ALL);
     for (config, s, new) in &asked {
@@ -148,16 +147,20 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     let loops = Kernels::archetype("loops");
     let mut alone = groups(&peaks, steps)?;
     alone.retain(|(archetype, _), _| *archetype == loops);
-    peaks.kernels.reach[loops] = match alone.get(&(loops, Precision::F32)) {
-        Some(seen) => reach(seen)?.0,
-        None => Kernels::typical().reach[loops],
-    };
-    let mut groups = groups(&peaks, steps)?;
-    groups.extend(alone);
+    let mut reached = BTreeMap::new();
+    for (kind, seen) in alone {
+        reached.insert(kind, reach(&seen)?);
+    }
+    let typical = Kernels::typical().reach[loops];
+    peaks.kernels.reach[loops] = reached.get(&(loops, Precision::F32)).map_or(typical, |(found, _)| *found);
+    for (kind, seen) in groups(&peaks, steps)? {
+        if !reached.contains_key(&kind) {
+            reached.insert(kind, reach(&seen)?);
+        }
+    }
     let mut kernels = Kernels::typical();
     let (mut all, mut most) = ([0.0; 2], [0.0; crate::hardware::ARCHETYPES.len()]);
-    for ((archetype, precision), seen) in groups {
-        let (found, [squares, weight]) = reach(&seen)?;
+    for ((archetype, precision), (found, [squares, weight])) in reached {
         all = [all[0] + squares, all[1] + weight];
         kernels.own.push((archetype, precision, found));
         // What multiplies in other types has the numbers of those that were seen most.

@@ -88,7 +88,7 @@ pub fn fit(cases: &[&Case]) -> Result<Fitted, Refused> {
         *numbers = fitted.numbers();
         fitted.loss(&cases)
     };
-    let mut best = Fitted::with(&walk(Fitted::typical().numbers(), ROUNDS, &loss)?);
+    let mut best = Fitted::with(&walk(Fitted::typical().numbers(), ROUNDS, &loss)?.1);
     let mut square = 0.0;
     for case in &cases {
         square += (best.predict(case)? / case.measured).ln().powi(2);
@@ -100,8 +100,8 @@ pub fn fit(cases: &[&Case]) -> Result<Fitted, Refused> {
 /// What is to be small, of numbers that are brought into their ranges.
 type Loss<'a> = &'a dyn Fn(&mut Vec<f64>) -> Result<f64, Refused>;
 
-/// The numbers for which the loss is small, found from these.
-fn walk(mut numbers: Vec<f64>, rounds: usize, loss: Loss) -> Result<Vec<f64>, Refused> {
+/// The numbers for which the loss is small, found from these, behind it.
+fn walk(mut numbers: Vec<f64>, rounds: usize, loss: Loss) -> Result<(f64, Vec<f64>), Refused> {
     let mut least = loss(&mut numbers)?;
     let mut steps = vec![0.25; numbers.len()];
     for _ in 0..rounds {
@@ -119,7 +119,7 @@ fn walk(mut numbers: Vec<f64>, rounds: usize, loss: Loss) -> Result<Vec<f64>, Re
             steps[i] *= if better { 1.3 } else { 0.5 };
         }
     }
-    Ok(numbers)
+    Ok((least, numbers))
 }
 
 /// A kernel measured on a device: seconds at its peaks of computing and of memory, of what is known, and beside them; seconds measured; how much it counts.
@@ -165,17 +165,16 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
         Ok(squares(of(n)) + PULL * pull)
     };
     // Where computing and memory take as long as each other a walk may end far from the best, so that it begins at several places.
-    let mut best: Option<(f64, Vec<f64>)> = None;
+    let mut best = walk(typical.to_vec(), 3 * ROUNDS, &loss)?;
     for (i, j, k) in (0..27).map(|i| (i / 9, i / 3 % 3, i % 3)) {
         let start =
             [f64::ln([0.3, 0.6, 0.95][i]), f64::ln([0.5, 0.8, 1.1][j]), [0.0, 0.5, 1.0][k], typical[3]];
-        let mut numbers = walk(start.to_vec(), 3 * ROUNDS, &loss)?;
-        let left = loss(&mut numbers)?;
-        if best.as_ref().is_none_or(|(least, _)| left < *least) {
-            best = Some((left, numbers));
+        let next = walk(start.to_vec(), 3 * ROUNDS, &loss)?;
+        if next.0 < best.0 {
+            best = next;
         }
     }
-    let found = of(&best.map_or(typical.to_vec(), |(_, numbers)| numbers));
+    let found = of(&best.1);
     Ok((found, [squares(found), seen.iter().map(|s| s.weight).sum()]))
 }
 
