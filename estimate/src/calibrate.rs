@@ -153,10 +153,8 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     }
     let typical = Kernels::typical().reach[loops];
     peaks.kernels.reach[loops] = reached.get(&(loops, Precision::F32)).map_or(typical, |(found, _)| *found);
-    for (kind, seen) in groups(&peaks, steps)? {
-        if !reached.contains_key(&kind) {
-            reached.insert(kind, reach(&seen)?);
-        }
+    for (kind, seen) in groups(&peaks, steps)?.into_iter().filter(|((archetype, _), _)| *archetype != loops) {
+        reached.insert(kind, reach(&seen)?);
     }
     let mut kernels = Kernels::typical();
     let (mut all, mut most) = ([0.0; 2], [0.0; crate::hardware::ARCHETYPES.len()]);
