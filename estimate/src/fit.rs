@@ -133,6 +133,16 @@ pub struct Seen {
     pub weight: f64,
 }
 
+/// Part by which a measurement is off, up to which its square counts, and beyond it only so much more: a host moves a virtual machine's cores at times between a
+/// look at the speeds and the step beside it, and such a step is not to draw the numbers of all others.
+const OFF: f64 = 0.1;
+
+/// How much it counts that a logarithm is so far off: Huber's loss.
+fn bounded(off: f64) -> f64 {
+    let off = off.abs();
+    if off <= OFF { off * off } else { OFF * (2.0 * off - OFF) }
+}
+
 /// How far kernels of one kind reach the peaks; with the sum of weighted squares that is left, and the weights.
 ///
 /// # Errors
@@ -145,14 +155,14 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
         apart: n[2],
         fixed: n[3].exp(),
     };
-    let squares = |r: Reach| {
-        let error = |s: &Seen| {
+    let counted = |r: Reach, much: fn(f64) -> f64| {
+        let one = |s: &Seen| {
             let [compute, known, memory, past, beside] = s.at_peaks;
             let memory = [memory, past].map(|bytes| bytes / r.memory);
             let predicted = body(compute / r.compute + known, memory, r.apart) + r.fixed + beside;
-            s.weight * (predicted / s.measured).ln().powi(2)
+            s.weight * much((predicted / s.measured).ln())
         };
-        seen.iter().map(error).sum::<f64>()
+        seen.iter().map(one).sum::<f64>()
     };
     let loss = |n: &mut Vec<f64>| {
         for (x, (least, most)) in
@@ -162,7 +172,7 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
             *x = x.clamp(range.0, range.1);
         }
         let pull: f64 = n.iter().zip(typical).map(|(a, b)| (a - b).powi(2)).sum();
-        Ok(squares(of(n)) + PULL * pull)
+        Ok(counted(of(n), bounded) + PULL * pull)
     };
     // Where computing and memory take as long as each other a walk may end far from the best, so that it begins at several places.
     let mut best = walk(typical.to_vec(), 3 * ROUNDS, &loss)?;
@@ -175,7 +185,7 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
         }
     }
     let found = of(&best.1);
-    Ok((found, [squares(found), seen.iter().map(|s| s.weight).sum()]))
+    Ok((found, [counted(found, |off| off * off), seen.iter().map(|s| s.weight).sum()]))
 }
 
 #[cfg(test)]
@@ -199,6 +209,19 @@ mod tests {
             (found.compute / is.compute - 1.0).abs() < 0.05 && (found.memory / is.memory - 1.0).abs() < 0.05,
             "{found:?}"
         );
+    }
+
+    /// Nine steps at one speed, and one while memory was half as fast again.
+    #[test]
+    fn one_wrong_step_draws_no_other() {
+        let is = Reach { compute: 0.8, memory: 1.0, apart: 0.1, fixed: 1e-6 };
+        let seen = |i: usize| {
+            let at_peaks = [1e-4 * (i + 1) as f64, 0.0, 1e-3, 0.0, 0.0];
+            let measured = body(at_peaks[0] / is.compute, [1e-3, 0.0], is.apart) + is.fixed;
+            Seen { at_peaks, measured: if i == 0 { measured / 1.5 } else { measured }, weight: 1.0 }
+        };
+        let (found, _) = reach(&(0..10).map(seen).collect::<Vec<_>>()).unwrap();
+        assert!((found.memory / is.memory - 1.0).abs() < 0.03, "{found:?}");
     }
 
     #[test]
