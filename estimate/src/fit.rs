@@ -18,6 +18,8 @@ pub struct Fitted {
 
 /// Weight of the pull to typical numbers, beside one measurement.
 const PULL: f64 = 0.02;
+/// The same beside all of them: many that cannot tell computing from memory do not say that either is strange.
+const PULL_OF: f64 = 0.005;
 
 /// Rounds of the walk.
 const ROUNDS: usize = 24;
@@ -149,9 +151,11 @@ fn bounded(off: f64) -> f64 {
 /// None: the form is that of the walk.
 pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
     let typical = [0.6f64.ln(), 0.8f64.ln(), 0.3, 1e-6f64.ln()];
+    let weight: f64 = seen.iter().map(|s| s.weight).sum();
+    let pull = PULL + PULL_OF * weight;
     let of = |n: &[f64]| Reach {
         compute: n[0].exp(),
-        memory: n[1].exp().min(Reach::MOST_READ),
+        memory: n[1].exp().min(Reach::MOST_MOVED),
         apart: n[2],
         fixed: n[3].exp(),
     };
@@ -166,13 +170,13 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
     };
     let loss = |n: &mut Vec<f64>| {
         for (x, (least, most)) in
-            n.iter_mut().zip([(1e-3, 1.0), (0.02, Reach::MOST_READ), (0.0, 1.0), (1e-8, 1e-3)])
+            n.iter_mut().zip([(1e-3, 1.0), (0.02, Reach::MOST_MOVED), (0.0, 1.0), (1e-8, 1e-3)])
         {
             let range: (f64, f64) = if least > 0.0 { (f64::ln(least), f64::ln(most)) } else { (least, most) };
             *x = x.clamp(range.0, range.1);
         }
-        let pull: f64 = n.iter().zip(typical).map(|(a, b)| (a - b).powi(2)).sum();
-        Ok(counted(of(n), bounded) + PULL * pull)
+        let far: f64 = n.iter().zip(typical).map(|(a, b)| (a - b).powi(2)).sum();
+        Ok(counted(of(n), bounded) + pull * far)
     };
     // Where computing and memory take as long as each other a walk may end far from the best, so that it begins at several places.
     let mut best = walk(typical.to_vec(), 3 * ROUNDS, &loss)?;
@@ -185,7 +189,7 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
         }
     }
     let found = of(&best.1);
-    Ok((found, [counted(found, |off| off * off), seen.iter().map(|s| s.weight).sum()]))
+    Ok((found, [counted(found, |off| off * off), weight]))
 }
 
 #[cfg(test)]

@@ -217,10 +217,11 @@ impl Hardware {
         told * by
     }
 
-    /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers each of them only a little sooner.
+    /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers each of them only a little sooner, a slower one a
+    /// little later.
     pub fn paced(&self, bytes: f64) -> f64 {
         let (told, by) = self.told(bytes);
-        told * by.min(by.sqrt())
+        told * by.sqrt()
     }
 
     /// What the file says of so many bytes, and by how much they are read faster now: as memory is, where they come little faster than from it.

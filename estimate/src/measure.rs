@@ -24,8 +24,8 @@ const LONGEST_START: Duration = Duration::from_millis(1);
 const ROUNDS: usize = 5;
 const APART: Duration = Duration::from_secs(1);
 /// Least speed of a cache beside that of memory. One that is hardly faster is shared or too small: a loop that only reads finds part of what it
-/// touched there, a program little.
-const CACHE: f64 = 1.5;
+/// touched there, half of it in a cache half as large, a program little.
+const CACHE: f64 = 1.75;
 
 /// Of one round: operations per second of vectors, of the unit for bf16, of f32 in pieces; bytes read again and again with bytes per second,
 /// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange, and operations per second of small products.
@@ -106,7 +106,7 @@ pub fn chain(device: &Arc<dyn Device>, rounds: usize) -> Result<f64, astrai_runt
     Ok(least)
 }
 
-/// A processor: arithmetic of the fastest round, the rest of the one whose reading from memory lies in the middle. `None` where
+/// A processor: arithmetic and small products of the fastest round, the rest of the one whose reading from memory lies in the middle. `None` where
 /// its peaks cannot be measured.
 fn processor(device: &dyn Device) -> Option<Hardware> {
     let mut rounds: Vec<Round> = Vec::new();
@@ -129,7 +129,8 @@ fn processor(device: &dyn Device) -> Option<Hardware> {
     let memory = |(_, levels, ..): &Round| levels.last().map_or(0.0, |(_, rate)| *rate);
     rounds.sort_by(|a, b| memory(a).total_cmp(&memory(b)));
     let caches = caches(&rounds.iter().map(|(_, levels, ..)| &levels[..]).collect::<Vec<_>>());
-    let (_, levels, launch, [exchange, product]) = rounds.swap_remove(ROUNDS / 2);
+    let product = rounds.iter().filter_map(|(.., [_, product])| *product).reduce(f64::max);
+    let (_, levels, launch, [exchange, _]) = rounds.swap_remove(ROUNDS / 2);
     let target = device.backend().target();
     let bandwidth = levels.last().map_or(target.bandwidth, |(_, rate)| *rate);
     Some(Hardware {

@@ -30,7 +30,7 @@ pub const SAME: [(&str, &str); 4] =
 pub struct Reach {
     /// Part of the peak of operations that large products reach, in (0, 1].
     pub compute: f64,
-    /// Part of the bandwidth that large transfers reach, more than 1 where a kernel reads faster than what bandwidth was measured with, in (0, 1.25].
+    /// Part of the bandwidth of reading that large transfers reach, in (0, 2]: more than 1 where a kernel writes as much as it reads, which a link carries at once.
     pub memory: f64,
     /// Part of the lesser of computing and memory that does not hide behind the greater, in [0, 1].
     pub apart: f64,
@@ -42,7 +42,7 @@ impl Reach {
     /// Its keys in a file.
     pub const KEYS: [&str; 4] = ["compute", "memory", "apart", "fixed"];
     /// The most that `memory` can be.
-    pub const MOST_READ: f64 = 1.25;
+    pub const MOST_MOVED: f64 = 2.0;
 
     fn save(&self) -> Map<String, Value> {
         let [compute, memory, apart] = [self.compute, self.memory, self.apart].map(|x| json!(x));

@@ -226,7 +226,7 @@ fn reach(given: &Object, or: Reach) -> Result<Reach, String> {
     let part = |key, or, range| given.number(key, range).map(|v| v.unwrap_or(or));
     Ok(Reach {
         compute: part("compute", or.compute, (1e-6, 1.0))?,
-        memory: part("memory", or.memory, (1e-6, Reach::MOST_READ))?,
+        memory: part("memory", or.memory, (1e-6, Reach::MOST_MOVED))?,
         apart: part("apart", or.apart, (0.0, 1.0))?,
         fixed: given.quantity("fixed", Kind::Time)?.unwrap_or(or.fixed),
     })
