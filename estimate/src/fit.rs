@@ -18,7 +18,7 @@ pub struct Fitted {
 
 /// Weight of the pull to typical numbers, beside one measurement.
 const PULL: f64 = 0.02;
-/// The same beside all of them: many that cannot tell computing from memory do not say that either is strange.
+/// The same of parts of the peaks, beside all measurements: many that cannot tell computing from memory do not say that either is strange.
 const PULL_OF: f64 = 0.005;
 
 /// Rounds of the walk.
@@ -152,7 +152,7 @@ fn bounded(off: f64) -> f64 {
 pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
     let typical = [0.6f64.ln(), 0.8f64.ln(), 0.3, 1e-6f64.ln()];
     let weight: f64 = seen.iter().map(|s| s.weight).sum();
-    let pull = PULL + PULL_OF * weight;
+    let pull = [PULL + PULL_OF * weight, PULL + PULL_OF * weight, PULL, PULL];
     let of = |n: &[f64]| Reach {
         compute: n[0].exp(),
         memory: n[1].exp().min(Reach::MOST_MOVED),
@@ -175,8 +175,8 @@ pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
             let range: (f64, f64) = if least > 0.0 { (f64::ln(least), f64::ln(most)) } else { (least, most) };
             *x = x.clamp(range.0, range.1);
         }
-        let far: f64 = n.iter().zip(typical).map(|(a, b)| (a - b).powi(2)).sum();
-        Ok(counted(of(n), bounded) + pull * far)
+        let far = n.iter().zip(typical).zip(pull).map(|((a, b), pull)| pull * (a - b).powi(2)).sum::<f64>();
+        Ok(counted(of(n), bounded) + far)
     };
     // Where computing and memory take as long as each other a walk may end far from the best, so that it begins at several places.
     let mut best = walk(typical.to_vec(), 3 * ROUNDS, &loss)?;
@@ -222,10 +222,14 @@ mod tests {
         let seen = |i: usize| {
             let at_peaks = [1e-4 * (i + 1) as f64, 0.0, 1e-3, 0.0, 0.0];
             let measured = body(at_peaks[0] / is.compute, [1e-3, 0.0], is.apart) + is.fixed;
-            Seen { at_peaks, measured: if i == 0 { measured / 1.5 } else { measured }, weight: 1.0 }
+            Seen { at_peaks, measured: if i == 0 { measured / 1.5 } else { measured }, weight: 20.0 }
         };
         let (found, _) = reach(&(0..10).map(seen).collect::<Vec<_>>()).unwrap();
-        assert!((found.memory / is.memory - 1.0).abs() < 0.03, "{found:?}");
+        for Seen { at_peaks: [compute, _, memory, ..], measured, .. } in (1..10).map(seen) {
+            let predicted =
+                body(compute / found.compute, [memory / found.memory, 0.0], found.apart) + found.fixed;
+            assert!((predicted / measured - 1.0).abs() < 0.05, "{found:?}");
+        }
     }
 
     #[test]
