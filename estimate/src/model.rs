@@ -17,8 +17,8 @@ const PACKED_FOR: f64 = 384.0;
 const PACKING: f64 = 4.0;
 /// Operations on vectors for a score: scaling, the maximum, an exponential, its sum and its pieces.
 const SCORE: f64 = 40.0;
-/// Operations of attention, and of its gradient, on a processor for each number of a query beside the keys that it sees, as many as of about 50 keys:
-/// packing, what tiles hold beyond those keys, sums over the heads that share keys.
+/// Operations of vectors for each number of a query of attention, and of its gradient, on a processor, beside the keys that it sees: as many as f32 needs for 50
+/// keys. Packing, what tiles hold beyond those keys, sums over the heads that share keys.
 const ROW: f64 = 200.0;
 const ROW_GRAD: f64 = 480.0;
 /// Rows of a product on a processor of which each thread has some, as it has in the kernels around: where AVX-512 cuts them into two blocks.
@@ -178,8 +178,7 @@ pub fn time_among(
     let vectors = (beside + packing(work, hardware, shape))
         / (hardware.peak(Precision::F32) * hardware.kernels.of("loops", Precision::F32).compute);
     let products = (flops - beside) / (hardware.peak(precision) * filled(work, hardware, shape));
-    let around =
-        softmax(work, hardware, precision, flops, shape) + rows_of_attention(archetype, hardware, shape);
+    let around = softmax(work, hardware, precision, flops, shape) + queries(archetype, hardware, shape);
     let compute = (products + around) / reach.compute + vectors;
     let warm = value(&work.warm, sizes)?.min(bytes);
     let past = if hardware.kind == "cpu" { value(&work.past, sizes)?.min(bytes - warm) } else { 0.0 };
@@ -255,7 +254,7 @@ fn softmax(work: &Work, hardware: &Hardware, precision: Precision, flops: f64, [
 }
 
 /// Seconds in which a processor's vectors pack what attention multiplies and add up what comes of it.
-fn rows_of_attention(archetype: &str, hardware: &Hardware, [m, _, d, heads]: [f64; 4]) -> f64 {
+fn queries(archetype: &str, hardware: &Hardware, [m, _, d, heads]: [f64; 4]) -> f64 {
     let operations = match archetype {
         "attention" if hardware.kind == "cpu" => ROW,
         "attention_grad" if hardware.kind == "cpu" => ROW_GRAD,
