@@ -25,11 +25,13 @@ const SHAPES: [(&str, &str); 2] = [
 const LAYERS: u64 = 8;
 
 /// Sequences and tokens of each of the steps of training and of prefill. What attention costs a key shows where there are many, so one prompt is longer.
-const TRAINED: [[u64; 2]; 2] = [[1, 128], [4, 256]];
-const WHOLE: [[u64; 2]; 3] = [[1, 128], [4, 256], [1, 512]];
+const WHOLE: [(Purpose, &[[u64; 2]]); 2] =
+    [(Purpose::Train, &[[1, 128], [4, 256]]), (Purpose::Prefill, &[[1, 128], [4, 256], [1, 512]])];
 /// Sequences, tokens of each, and how many of them are new, of the steps over pages. They are short, so that what else a machine does shows
 /// in them most: they are run once more behind all others.
 const PAGED: [[u64; 3]; 5] = [[1, 256, 1], [4, 512, 1], [16, 256, 1], [1, 128, 128], [4, 256, 32]];
+/// The same of a shape with a head of keys for each head: computing is less beside the keys that one query reads than where a group shares them.
+const UNGROUPED: [[u64; 3]; 2] = [[4, 512, 1], [16, 256, 1]];
 
 /// The shapes that are run where none are given.
 ///
@@ -56,14 +58,21 @@ pub fn calibrate(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Hardware, Refused> {
     let mut asked = Vec::new();
-    for config in shapes {
+    let grouped = |config: &&ModelConfig| config.kv_heads < config.heads;
+    let ungroup = |config: &ModelConfig| ModelConfig { kv_heads: config.heads, ..config.clone() };
+    let ungrouped: Vec<_> = shapes.iter().filter(grouped).map(ungroup).collect();
+    let all = shapes.iter().map(|config| (config, &WHOLE[..], &PAGED[..]));
+    let without_groups = ungrouped.iter().map(|config| (config, &[][..], &UNGROUPED[..]));
+    for (config, whole, paged) in all.chain(without_groups) {
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
-            for (purpose, sizes) in [(Purpose::Train, &TRAINED[..]), (Purpose::Prefill, &WHOLE)] {
-                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
+            for (purpose, sizes) in whole {
+                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(*purpose, *batch, *seq), 1)));
             }
-            asked.extend(PAGED.map(|[batch, seq, new]| (config, of(Purpose::Decode, batch, seq), new)));
+            asked.extend(
+                paged.iter().map(|[batch, seq, new]| (config, of(Purpose::Decode, *batch, *seq), *new)),
+            );
         }
     }
     let again: Vec<_> = asked.iter().filter(|(_, s, _)| s.purpose == Purpose::Decode).cloned().collect();

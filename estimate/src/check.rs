@@ -169,12 +169,9 @@ impl<'a> Watch<'a> {
         kept.len() >= self.repeat || kept.len() >= FEWEST && kept.iter().sum::<f64>() >= self.enough
     }
 
-    /// What was measured, beside the speeds meanwhile. The fastest of the steps met the fastest products: other tenants only slow them, for
-    /// moments.
+    /// What was measured, beside the speeds that the fastest of the steps met.
     fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
-        let product = self.speeds.iter().filter_map(|s| s.product).max_by(f64::total_cmp);
-        let now = Speeds::median(&self.speeds).map(|middle| Speeds { product, ..middle });
-        Measured { seconds, programs, now }
+        Measured { seconds, programs, now: Speeds::fastest(&self.speeds) }
     }
 }
 
