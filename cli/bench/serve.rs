@@ -1,6 +1,6 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, Costs, Planned, Runs, beside, costs, draw};
+use super::{Bench, Costs, Planned, Runs, costs, draw};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
@@ -8,7 +8,7 @@ use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::{Machine, Speedometer, Speeds};
+use astrai_engine::machine::{Machine, Speedometer, Speeds, median};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
@@ -300,17 +300,25 @@ impl Bench {
             let parts = [(&*prompts.0, prompts.1), (&*answers.0, answers.1)];
             line.extend(runs.floor(&parts, self.machine.storage()));
         }
-        let first = Seconds::of(waits.first.clone()).median;
+        let first = median(waits.first.iter().copied()).unwrap_or_default();
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
-            // The run that is shown, between the speeds before and after it: where cores are moved, runs differ.
-            let far = |i: &usize| (each[*i] - seconds.median).abs();
-            let run = (0..each.len()).min_by(|a, b| far(a).total_cmp(&far(b)));
-            let now = run.and_then(|i| Some(speeds.get(i)?.between(*speeds.get(i + 1)?)));
-            let seen = hardware.at(now);
-            let [all, to_first] = self.replayed(&load, &config, &seen, machine)?;
-            line.extend(beside(Some(all), &seconds));
+            // Each run beside what is predicted at the speeds before and after it: where cores are moved, runs differ. Shown is the run whose
+            // error is the median.
+            let mut replays = Vec::new();
+            for (i, run) in each.into_iter().enumerate() {
+                let now = speeds.get(i).zip(speeds.get(i + 1)).map(|(before, after)| before.between(*after));
+                let [all, to_first] = self.replayed(&load, &config, &hardware.at(now), machine)?;
+                replays.push((all / run - 1.0, all, run, to_first, now));
+            }
+            replays.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let (error, all, run, _, now) = replays[replays.len() / 2];
+            let to_first = median(replays.iter().map(|replay| replay.3)).unwrap_or_default();
+            for (key, value) in [("predicted_seconds", all), ("run_seconds", run)] {
+                line.insert(key.into(), json!(rounded(value, 6)));
+            }
+            line.insert("error".into(), json!(rounded(error, 4)));
             let rates = [
                 ("read_gb_per_s", now.map(|now| now.read)),
                 ("exchanged_gb_per_s", now.and_then(|now| now.exchange)),
