@@ -140,7 +140,7 @@ struct HereFlags {
     #[arg(conflicts_with_all = SCHEDULE)]
     #[arg(long, conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check", "calibrate"])]
     published: bool,
-    /// Steps measured (--check, --calibrate) [default: 7]
+    /// Steps measured, at least (--check, --calibrate) [default: 7]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: Option<u32>,
     /// What runs it: cpu (also auto), cuda or cuda:N (--check, --calibrate)

@@ -26,10 +26,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Tokens of an answer, by default.
 const NEW: u64 = 64;
+
+/// Looks at the machine's speeds before and after a run, and the time before each.
+const LOOKS: usize = 4;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// Most tokens of a step.
 const CHUNK: u64 = 512;
@@ -105,6 +109,15 @@ impl AskedFlags {
         let grammar = compiler.compile(Wanted::Schema(list)).map_err(|e| wrong(&e))?;
         Ok(Some(Constraint { grammar: Some(grammar), thought: None }))
     }
+}
+
+/// The speeds of about half a second: what else the machine does in a moment would count for seconds of the runs before and after.
+fn look(meter: &Speedometer) -> Option<Speeds> {
+    let one = |_| {
+        thread::sleep(BETWEEN_LOOKS);
+        meter.now()
+    };
+    Speeds::fastest(&(0..LOOKS).map(one).collect::<Vec<_>>())
 }
 
 /// What is sent: so many requests, so many of them at a time.
@@ -265,7 +278,7 @@ impl Bench {
         let mut served: Vec<Served> = subjects.iter().map(|_| Served::default()).collect();
         let mut runs = Runs::new(machine);
         let meter = foreseen.as_ref().and_then(|_| Speedometer::new(&machine.device));
-        let mut speeds: Vec<Speeds> = meter.iter().map(Speedometer::now).collect();
+        let mut speeds: Vec<Speeds> = meter.iter().filter_map(look).collect();
         runs.look(&[]);
         // In turn, so that what else the machine does meets all of them.
         for again in 0..self.repeat {
@@ -282,7 +295,7 @@ impl Bench {
                 served.waits.first.extend(each.first);
                 served.waits.next.extend(each.next);
             }
-            speeds.extend(meter.iter().map(Speedometer::now));
+            speeds.extend(meter.iter().filter_map(look));
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));

@@ -33,11 +33,16 @@ const LONG: f64 = 1.0;
 /// Seconds of steps that are enough where there are many programs, and steps at least.
 const ENOUGH: f64 = 5.0;
 const FEWEST: usize = 2;
+/// Stretches of short steps, if as many steps are asked for and have not taken [`LONG`] together.
+const STRETCHES: usize = 5;
+/// Which stretch counts, in the order of predicted beside measured: what else the machine does slows most of the others, and one whose steps
+/// were on other cores than the looks around it may be faster by far.
+const QUANTILE: f64 = 0.75;
 /// Least part of the file's speed of products at which steps are measured without waiting for more.
 const LEAST: f64 = 0.75;
 /// Part by which speeds may differ before and after.
 const APART: f64 = 0.12;
-/// Seconds of steps between two looks at the speeds, at least: reading leaves nothing of a step in the caches.
+/// Seconds of steps of a stretch, at least: reading leaves nothing of a step in the caches.
 const BETWEEN: f64 = 0.1;
 
 /// A byte of keys and values; numbers made of it are about a hundredth in both types.
@@ -65,11 +70,11 @@ pub struct Checked {
     pub predicted: f64,
     /// Seconds predicted at the speeds of the hardware's file.
     pub as_told: f64,
-    /// The fastest of the steps measured: whatever else the machine does only adds.
+    /// The fastest of the steps of the stretch that counts: whatever else the machine does only adds.
     pub measured: f64,
-    /// Mean of the steps measured.
+    /// Mean of all steps measured, as long as they would be at the speeds beside that stretch.
     pub mean: f64,
-    /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
+    /// Part of the median by which these steps differ: half of the way from the first to the third quarter.
     pub spread: f64,
     /// Its kernels.
     pub operators: Vec<Operator>,
@@ -87,22 +92,46 @@ impl Checked {
     }
 }
 
-/// What was measured: seconds of steps, and profiles of as many more, each with its program.
-struct Measured {
+/// Steps between two looks at the machine's speeds, and the fastest of each launch of as many more in each program.
+#[derive(Clone, Default)]
+struct Stretch {
     seconds: Vec<f64>,
-    programs: Vec<(&'static str, Vec<Work>, Profile)>,
+    profiles: Vec<Profile>,
     now: Option<Speeds>,
+}
+
+impl Stretch {
+    fn fastest(&self) -> f64 {
+        self.seconds.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Keeps the faster of each launch.
+    fn join(&mut self, found: &[Profile]) {
+        if self.profiles.is_empty() {
+            return self.profiles = found.to_vec();
+        }
+        for (all, found) in self.profiles.iter_mut().zip(found) {
+            all.rows
+                .iter_mut()
+                .zip(&found.rows)
+                .for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
+        }
+    }
+}
+
+/// Programs by name with their launches, and what was measured of all in turn.
+struct Measured {
+    programs: Vec<(&'static str, Vec<Work>)>,
+    stretches: Vec<Stretch>,
 }
 
 /// Measures while the machine stays as it is: cores of a virtual machine are moved, or others run on them, too, for seconds or minutes.
 struct Watch<'a> {
     repeat: usize,
     meter: Option<Speedometer>,
-    /// Before the steps that count, between and after them.
-    speeds: Vec<Speeds>,
     /// What is left of it.
     patience: &'a mut Duration,
-    /// Seconds of steps beyond which no more than [`FEWEST`] are run.
+    /// Seconds of steps beyond which no more than [`FEWEST`] stretches are run.
     enough: f64,
     /// Operations per second of small products in the hardware's file.
     told: Option<f64>,
@@ -111,7 +140,7 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn new(hardware: &Hardware, machine: &Machine, repeat: usize, patience: &'a mut Duration) -> Watch<'a> {
         let meter = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Speedometer::new);
-        Watch { repeat, meter, speeds: vec![], patience, enough: f64::INFINITY, told: hardware.product }
+        Watch { repeat, meter, patience, enough: f64::INFINITY, told: hardware.product }
     }
 
     /// Bytes that it takes for itself.
@@ -119,60 +148,63 @@ impl<'a> Watch<'a> {
         self.meter.as_ref().map_or(0, |_| Speedometer::BYTES as u64)
     }
 
-    /// Looks at the speeds; true where memory and products are as fast as the last time, and products as the file has them: where both threads have one core for
-    /// a while, or another tenant shares it, this is another machine.
-    fn stays(&mut self) -> bool {
-        let Some(meter) = &self.meter else { return true };
-        let (before, now) = (self.speeds.last().copied(), meter.now());
-        self.speeds.push(now);
-        let alike = |before: f64, now: f64| (now / before - 1.0).abs() <= APART;
-        let products = |before: Speeds| before.product.zip(now.product).is_none_or(|(b, n)| alike(b, n));
-        let as_told = self.told.zip(now.product).is_none_or(|(told, now)| now > LEAST * told);
-        as_told && before.is_none_or(|before| alike(before.read, now.read) && products(before))
+    /// Whether the machine is as before, and its products as the file has them: where both threads have one core for a while, or another tenant
+    /// shares it, this is another machine.
+    fn stays(&self, before: Speeds, now: Speeds) -> bool {
+        alike(before, now) && self.told.zip(now.product).is_none_or(|(told, now)| now > LEAST * told)
     }
 
-    /// Only the last look is of steps that count.
-    fn forget(&mut self) {
-        self.speeds.drain(..self.speeds.len().saturating_sub(1));
-    }
-
-    /// Seconds of steps, one after another, before and after which the machine is as fast; when patience has run out, of any. A step gives its
-    /// seconds, and hears whether what was measured before it is forgotten.
-    fn steps(&mut self, mut step: impl FnMut(bool) -> Result<f64, String>) -> Result<Vec<f64>, Refused> {
-        let (mut kept, mut began): (Vec<f64>, _) = (Vec::new(), Instant::now());
-        self.stays();
-        self.forget();
-        loop {
+    /// Stretches of steps, before and after each of which the machine is as fast; when patience has run out, of any. `step` runs one, and is
+    /// told whether every launch is to be timed.
+    fn steps(
+        &mut self,
+        mut step: impl FnMut(bool) -> Result<Vec<Profile>, String>,
+    ) -> Result<Vec<Stretch>, Refused> {
+        let mut kept: Vec<Stretch> = Vec::new();
+        let mut before = self.meter.as_ref().map(Speedometer::now);
+        while !self.are_enough(&kept) {
+            let began = Instant::now();
             // What was read takes the place of what a step finds in the caches, unless that is little of the step.
-            if kept.last().is_none_or(|last| *last < LONG) {
-                step(kept.is_empty())?;
+            if kept.last().is_none_or(|last| last.fastest() < LONG) {
+                step(false)?;
             }
-            let (first, mut sum) = (kept.len(), 0.0);
-            while !self.are_enough(&kept) && (kept.len() == first || sum < BETWEEN) {
-                kept.push(step(false)?);
-                sum += kept[kept.len() - 1];
+            let mut stretch = Stretch::default();
+            while stretch.seconds.iter().sum::<f64>() < BETWEEN {
+                let started = Instant::now();
+                step(false)?;
+                stretch.seconds.push(started.elapsed().as_secs_f64());
+                stretch.join(&step(true)?);
             }
-            if !self.stays() && !self.patience.is_zero() {
-                kept.clear();
-                self.forget();
+            let after = self.meter.as_ref().map(Speedometer::now);
+            let stays = before.zip(after).is_none_or(|(before, now)| self.stays(before, now));
+            if stays || self.patience.is_zero() {
+                let both = before.zip(after);
+                stretch.now = both.and_then(|(before, after)| match stays {
+                    true => Speeds::fastest(&[before, after]),
+                    false => Some(before.between(after)),
+                });
+                kept.push(stretch);
+            } else {
                 *self.patience = self.patience.saturating_sub(began.elapsed());
-                began = Instant::now();
             }
-            if self.are_enough(&kept) {
-                return Ok(kept);
-            }
+            before = after;
         }
+        Ok(kept)
     }
 
-    /// `repeat` steps, or so many that take as long as is enough.
-    fn are_enough(&self, kept: &[f64]) -> bool {
-        kept.len() >= self.repeat || kept.len() >= FEWEST && kept.iter().sum::<f64>() >= self.enough
+    /// `repeat` steps in several stretches, or so many that take as long as is enough.
+    fn are_enough(&self, kept: &[Stretch]) -> bool {
+        let all = || kept.iter().flat_map(|stretch| &stretch.seconds);
+        let (steps, sum) = (all().count(), all().sum::<f64>());
+        steps >= self.repeat && (kept.len() >= self.repeat.min(STRETCHES) || sum >= LONG)
+            || kept.len() >= FEWEST && sum >= self.enough
     }
+}
 
-    /// What was measured, beside the speeds that the fastest of the steps met.
-    fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
-        Measured { seconds, programs, now: Speeds::fastest(&self.speeds) }
-    }
+/// Whether memory and products are about as fast.
+fn alike(one: Speeds, other: Speeds) -> bool {
+    let close = |one: f64, other: f64| (other / one - 1.0).abs() <= APART;
+    close(one.read, other.read) && one.product.zip(other.product).is_none_or(|(one, other)| close(one, other))
 }
 
 /// Runs the program and compares.
@@ -242,28 +274,41 @@ fn run(
     }
 }
 
-/// What was measured beside what is predicted.
+/// What was measured beside what is predicted at the speeds meanwhile.
 fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
-    let Measured { mut seconds, programs, now } = measured;
-    let runs = programs.len() as f64;
+    let Measured { programs, stretches } = measured;
+    let predict = |hardware: &Hardware| -> Result<f64, Refused> {
+        let mut sum = programs.len() as f64 * hardware.kernels.step;
+        for work in programs.iter().flat_map(|(_, works)| works) {
+            sum += time(work, hardware, &Mesh::default(), &|_| None)?.total() * work.launches as f64;
+        }
+        Ok(sum)
+    };
+    let (mut tried, mut seconds) = (Vec::new(), Vec::new());
+    for stretch in &stretches {
+        let predicted = predict(&hardware.at(stretch.now))?;
+        seconds.extend(stretch.seconds.iter().map(|s| s / predicted));
+        tried.push((predicted, stretch));
+    }
+    tried.sort_by(|(p, one), (q, other)| (p / one.fastest()).total_cmp(&(q / other.fastest())));
+    let (predicted, chosen) = tried[((tried.len() - 1) as f64 * QUANTILE).round() as usize];
+    let now = chosen.now;
+    let mut all = chosen.clone();
+    // Whatever slowed a launch in one of them slowed it for a moment.
+    for stretch in stretches.iter().filter(|s| s.now.zip(now).is_none_or(|(s, now)| alike(now, s))) {
+        all.join(&stretch.profiles);
+    }
+    let (mut operators, seen) = (Vec::new(), hardware.at(now));
+    for ((program, works), profile) in programs.iter().zip(&all.profiles) {
+        operators.extend(compare(program, works, profile, &seen)?);
+    }
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
-    let mut operators = Vec::new();
-    let seen = hardware.at(now);
-    for (program, works, profile) in programs {
-        operators.extend(compare(program, works, &profile, &seen)?);
-    }
-    let rest = runs * hardware.kernels.step;
-    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + rest;
-    let mut as_told = rest;
-    for Operator { work, .. } in &operators {
-        as_told += time(work, hardware, &Mesh::default(), &|_| None)?.total() * work.launches as f64;
-    }
     Ok(Checked {
         predicted,
-        as_told,
-        measured: at(0.0),
-        mean: seconds.iter().sum::<f64>() / seconds.len() as f64,
+        as_told: predict(hardware)?,
+        measured: chosen.fastest(),
+        mean: predicted * seconds.iter().sum::<f64>() / seconds.len() as f64,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,
@@ -302,7 +347,7 @@ fn settle(program: &Compiled) -> Result<Vec<Work>, Refused> {
 
 fn compare(
     program: &'static str,
-    works: Vec<Work>,
+    works: &[Work],
     profile: &Profile,
     hardware: &Hardware,
 ) -> Result<Vec<Operator>, Refused> {
@@ -315,13 +360,13 @@ fn compare(
     }
     let mut found = Vec::new();
     for w in works {
-        let time = time(&w, hardware, &Mesh::default(), &|_| None)?;
+        let time = time(w, hardware, &Mesh::default(), &|_| None)?;
         let predicted = time.total() * w.launches as f64;
         // Kernels of one identity and origin in layers of several kinds were timed together.
         let (all, launches) =
             measured.get(&(w.kernel.clone(), w.origin.clone())).copied().unwrap_or((0.0, 1));
         let seconds = all * w.launches as f64 / launches as f64;
-        found.push(Operator { program, work: w, time, predicted, measured: seconds });
+        found.push(Operator { program, work: w.clone(), time, predicted, measured: seconds });
     }
     Ok(found)
 }
@@ -330,51 +375,20 @@ fn said<E: ToString>(e: E) -> String {
     e.to_string()
 }
 
-/// Keeps the faster of each launch.
-fn join(all: &mut Profile, found: Profile) {
-    if all.rows.is_empty() {
-        return *all = found;
-    }
-    all.rows.iter_mut().zip(found.rows).for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
-}
-
-/// Seconds of steps, and the fastest of each launch in as many that come in turn with them. `step` runs one, and is told whether every launch is
-/// to be timed.
-fn profiled<const N: usize>(
-    watch: &mut Watch,
-    mut step: impl FnMut(bool) -> Result<[Profile; N], String>,
-) -> Result<(Vec<f64>, [Profile; N]), Refused> {
-    let none = || [(); N].map(|()| Profile::default());
-    let mut all = none();
-    let seconds = watch.steps(|anew| {
-        let started = Instant::now();
-        step(false)?;
-        let seconds = started.elapsed().as_secs_f64();
-        let found = step(true)?;
-        if anew {
-            all = none();
-        }
-        all.iter_mut().zip(found).for_each(|(all, found)| join(all, found));
-        Ok(seconds)
-    })?;
-    Ok((seconds, all))
-}
-
-/// The same of a session.
+/// Steps of a session.
 fn forward(
     session: &mut Session,
     inputs: &[(&str, &Value)],
     watch: &mut Watch,
-) -> Result<(Vec<f64>, Profile), Refused> {
-    let (seconds, [profile]) = profiled(watch, |timed| {
+) -> Result<Vec<Stretch>, Refused> {
+    watch.steps(|timed| {
         if timed {
             session.start_profile();
         }
         // Logits stay on the device, as where it samples.
         session.execute_rows(inputs, Some(&|_| false)).map_err(said)?;
-        Ok([session.take_profile().unwrap_or_default()])
-    })?;
-    Ok((seconds, profile))
+        Ok(vec![session.take_profile().unwrap_or_default()])
+    })
 }
 
 fn prefill(
@@ -394,8 +408,8 @@ fn prefill(
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut session = model.start(planned, machine, &mut |_, _| {}).map_err(said)?;
     let inputs = batch.inputs(session.inputs());
-    let (seconds, profile) = forward(&mut session, &inputs, watch)?;
-    Ok(watch.measured(seconds, vec![("forward", works, profile)]))
+    let stretches = forward(&mut session, &inputs, watch)?;
+    Ok(Measured { programs: vec![("forward", works)], stretches })
 }
 
 fn paged(
@@ -435,8 +449,8 @@ fn paged(
         batch.push(&tokens, (s.seq - new) as usize, &pages, bounds).map_err(said)?;
     }
     let inputs = batch.inputs(session.inputs());
-    let (seconds, profile) = forward(&mut session, &inputs, watch)?;
-    Ok(watch.measured(seconds, vec![("forward", works, profile)]))
+    let stretches = forward(&mut session, &inputs, watch)?;
+    Ok(Measured { programs: vec![("forward", works)], stretches })
 }
 
 fn train(
@@ -459,14 +473,16 @@ fn train(
     }
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(said)?;
-    let (seconds, [gradient, update]) = profiled(watch, |timed| {
+    let stretches = watch.steps(|timed| {
         if timed {
             engine.start_profile();
         }
         engine.step(&batches, 1e-4).map_err(said)?;
-        Ok(engine.take_profile().map(Option::unwrap_or_default))
+        Ok(engine.take_profile().map(Option::unwrap_or_default).into())
     })?;
     let [first, second] = works;
-    let programs = vec![("gradient", first, gradient), ("update", second, update)];
-    Ok(watch.measured(seconds, programs))
+    Ok(Measured { programs: vec![("gradient", first), ("update", second)], stretches })
 }
+
+#[cfg(test)]
+mod tests;
