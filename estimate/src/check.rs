@@ -10,7 +10,7 @@ use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
-use astrai_engine::machine::{Machine, Speedometer, Speeds};
+use astrai_engine::machine::{Machine, Speeds};
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::{Dim, Mesh};
 use astrai_runtime::device::{forget_peak, process_memory};
@@ -22,28 +22,20 @@ use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use watch::{Stretch, Watch, alike};
+
+mod watch;
 
 /// How long steps are run again while the machine's speeds changed: those of one program, and those of all from which a machine's numbers are
 /// fitted.
 const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
-/// Seconds of a step which finds little of what it reads in the caches.
-const LONG: f64 = 1.0;
-/// Seconds of steps that are enough where there are many programs, and steps at least.
+/// Seconds of steps that are enough where there are many programs.
 const ENOUGH: f64 = 5.0;
-const FEWEST: usize = 2;
-/// Stretches of short steps, if as many steps are asked for and have not taken [`LONG`] together.
-const STRETCHES: usize = 5;
 /// Which stretch counts, in the order of predicted beside measured: what else the machine does slows most of the others, and one whose steps
 /// were on other cores than the looks around it may be faster by far.
 const QUANTILE: f64 = 0.75;
-/// Least part of the file's speed of products at which steps are measured without waiting for more.
-const LEAST: f64 = 0.75;
-/// Part by which speeds may differ before and after.
-const APART: f64 = 0.12;
-/// Seconds of steps of a stretch, at least: reading leaves nothing of a step in the caches.
-const BETWEEN: f64 = 0.1;
 
 /// A byte of keys and values; numbers made of it are about a hundredth in both types.
 const WRITTEN: u8 = 0x3c;
@@ -92,119 +84,10 @@ impl Checked {
     }
 }
 
-/// Steps between two looks at the machine's speeds, and the fastest of each launch of as many more in each program.
-#[derive(Clone, Default)]
-struct Stretch {
-    seconds: Vec<f64>,
-    profiles: Vec<Profile>,
-    now: Option<Speeds>,
-}
-
-impl Stretch {
-    fn fastest(&self) -> f64 {
-        self.seconds.iter().copied().fold(f64::INFINITY, f64::min)
-    }
-
-    /// Keeps the faster of each launch.
-    fn join(&mut self, found: &[Profile]) {
-        if self.profiles.is_empty() {
-            return self.profiles = found.to_vec();
-        }
-        for (all, found) in self.profiles.iter_mut().zip(found) {
-            all.rows
-                .iter_mut()
-                .zip(&found.rows)
-                .for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
-        }
-    }
-}
-
 /// Programs by name with their launches, and what was measured of all in turn.
 struct Measured {
     programs: Vec<(&'static str, Vec<Work>)>,
     stretches: Vec<Stretch>,
-}
-
-/// Measures while the machine stays as it is: cores of a virtual machine are moved, or others run on them, too, for seconds or minutes.
-struct Watch<'a> {
-    repeat: usize,
-    meter: Option<Speedometer>,
-    /// What is left of it.
-    patience: &'a mut Duration,
-    /// Seconds of steps beyond which no more than [`FEWEST`] stretches are run.
-    enough: f64,
-    /// Operations per second of small products in the hardware's file.
-    told: Option<f64>,
-}
-
-impl<'a> Watch<'a> {
-    fn new(hardware: &Hardware, machine: &Machine, repeat: usize, patience: &'a mut Duration) -> Watch<'a> {
-        let meter = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Speedometer::new);
-        Watch { repeat, meter, patience, enough: f64::INFINITY, told: hardware.product }
-    }
-
-    /// Bytes that it takes for itself.
-    fn bytes(&self) -> u64 {
-        self.meter.as_ref().map_or(0, |_| Speedometer::BYTES as u64)
-    }
-
-    /// Whether the machine is as before, and its products as the file has them: where both threads have one core for a while, or another tenant
-    /// shares it, this is another machine.
-    fn stays(&self, before: Speeds, now: Speeds) -> bool {
-        alike(before, now) && self.told.zip(now.product).is_none_or(|(told, now)| now > LEAST * told)
-    }
-
-    /// Stretches of steps, before and after each of which the machine is as fast; when patience has run out, of any. `step` runs one, and is
-    /// told whether every launch is to be timed.
-    fn steps(
-        &mut self,
-        mut step: impl FnMut(bool) -> Result<Vec<Profile>, String>,
-    ) -> Result<Vec<Stretch>, Refused> {
-        let mut kept: Vec<Stretch> = Vec::new();
-        let mut before = self.meter.as_ref().map(Speedometer::now);
-        while !self.are_enough(&kept) {
-            let began = Instant::now();
-            // What was read takes the place of what a step finds in the caches, unless that is little of the step.
-            if kept.last().is_none_or(|last| last.fastest() < LONG) {
-                step(false)?;
-            }
-            let mut stretch = Stretch::default();
-            while stretch.seconds.iter().sum::<f64>() < BETWEEN {
-                let started = Instant::now();
-                step(false)?;
-                stretch.seconds.push(started.elapsed().as_secs_f64());
-                stretch.join(&step(true)?);
-            }
-            let after = self.meter.as_ref().map(Speedometer::now);
-            let stays = before.zip(after).is_none_or(|(before, now)| self.stays(before, now));
-            if stays || self.patience.is_zero() {
-                let both = before.zip(after);
-                stretch.now = both.and_then(|(before, after)| match stays {
-                    true => Speeds::fastest(&[before, after]),
-                    false => Some(before.between(after)),
-                });
-                kept.push(stretch);
-            } else {
-                *self.patience = self.patience.saturating_sub(began.elapsed());
-            }
-            before = after;
-        }
-        Ok(kept)
-    }
-
-    /// `repeat` steps in several stretches, or so many that take as long as is enough.
-    fn are_enough(&self, kept: &[Stretch]) -> bool {
-        let all = || kept.iter().flat_map(|stretch| &stretch.seconds);
-        let (steps, sum) = (all().count(), all().sum::<f64>());
-        steps >= self.repeat && (kept.len() >= self.repeat.min(STRETCHES) || sum >= LONG)
-            || kept.len() >= FEWEST && sum >= self.enough
-    }
-}
-
-/// Whether memory and products are about as fast.
-fn alike(one: Speeds, other: Speeds) -> bool {
-    let close = |one: f64, other: f64| (other / one - 1.0).abs() <= APART;
-    close(one.read, other.read) && one.product.zip(other.product).is_none_or(|(one, other)| close(one, other))
 }
 
 /// Runs the program and compares.
@@ -254,7 +137,8 @@ pub fn check_time(
 ) -> Result<Checked, Refused> {
     let given = PATIENCE.min(*patience);
     let mut left = given;
-    let mut watch = Watch { enough: ENOUGH, ..Watch::new(hardware, machine, repeat, &mut left) };
+    let mut watch = Watch::new(hardware, machine, repeat, &mut left);
+    watch.enough = ENOUGH;
     let measured = run(config, s, new, machine, &mut watch)?;
     *patience -= given - left;
     beside(measured, hardware)
