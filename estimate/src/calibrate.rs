@@ -12,7 +12,6 @@ use crate::turns::turns;
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::{Machine, median};
 use astrai_ir::{DType, Mesh};
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Shapes that are run where none are given: dense, and with experts.
@@ -21,8 +20,9 @@ const SHAPES: [(&str, &str); 2] = [
     ("qwen3-moe-tiny", include_str!("../../bench/shapes/qwen3-moe-tiny.json")),
 ];
 
-/// Layers of these shapes that are run: all are alike.
-const LAYERS: u64 = 8;
+/// Layers that are enough where they are alike and steps are long: those of training and of prefill. Steps over pages take all, for the more launches
+/// follow one another, the more of them are not at their fastest.
+const LAYERS: usize = 8;
 
 /// Sequences and tokens of each of the steps of training and of prefill. What attention costs a key shows where there are many, so one prompt is longer.
 const WHOLE: [(Purpose, &[[u64; 2]]); 2] =
@@ -38,11 +38,8 @@ const UNGROUPED: [[u64; 3]; 2] = [[4, 512, 1], [16, 256, 1]];
 /// # Errors
 /// None: they are those of the repository.
 pub fn shapes() -> Result<Vec<ModelConfig>, Refused> {
-    let one = |(name, text): (&str, &str)| {
-        let mut value: Value = serde_json::from_str(text).map_err(|e| format!("{name}: {e}"))?;
-        value["num_hidden_layers"] = json!(LAYERS);
-        Ok(ModelConfig::parse(&value.to_string(), name).map_err(|e| e.to_string())?.config)
-    };
+    let one =
+        |(name, text): (&str, &str)| Ok(ModelConfig::parse(text, name).map_err(|e| e.to_string())?.config);
     SHAPES.into_iter().map(one).collect()
 }
 
@@ -61,14 +58,17 @@ pub fn calibrate(
     let grouped = |config: &&ModelConfig| config.kv_heads < config.heads;
     let ungroup = |config: &ModelConfig| ModelConfig { kv_heads: config.heads, ..config.clone() };
     let ungrouped: Vec<_> = shapes.iter().filter(grouped).map(ungroup).collect();
-    let all = shapes.iter().map(|config| (config, &WHOLE[..], &PAGED[..]));
-    let without_groups = ungrouped.iter().map(|config| (config, &[][..], &UNGROUPED[..]));
-    for (config, whole, paged) in all.chain(without_groups) {
+    let shallow: Vec<_> = shapes.iter().map(shallow).collect();
+    let all = shapes.iter().zip(&shallow).map(|(config, shallow)| (config, Some(shallow), &PAGED[..]));
+    let without_groups = ungrouped.iter().map(|config| (config, None, &UNGROUPED[..]));
+    for (config, shallow, paged) in all.chain(without_groups) {
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
-            for (purpose, sizes) in whole {
-                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(*purpose, *batch, *seq), 1)));
+            for (config, (purpose, sizes)) in
+                shallow.into_iter().flat_map(|config| WHOLE.map(|one| (config, one)))
+            {
+                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
             }
             asked.extend(
                 paged.iter().map(|[batch, seq, new]| (config, of(Purpose::Decode, *batch, *seq), *new)),
@@ -77,7 +77,7 @@ pub fn calibrate(
     }
     let again: Vec<_> = asked.iter().filter(|(_, s, _)| s.purpose == Purpose::Decode).cloned().collect();
     asked.extend(again);
-    let process = process(shapes, hardware, machine)?;
+    let process = process(&shallow, hardware, machine)?;
     let (mut steps, mut patience) = (Vec::new(), PATIENCE_OF_ALL);
     for (config, s, new) in &asked {
         progress(steps.len() as u64, asked.len() as u64);
@@ -87,10 +87,20 @@ pub fn calibrate(
     if hardware.kind == "cpu" {
         found.kernels.usual = usual(&asked, &steps);
     }
-    if let Some(config) = shapes.first() {
+    if let Some(config) = shallow.first() {
         [found.kernels.turn, found.kernels.logit] = turns(config, machine)?;
     }
     Ok(found)
+}
+
+/// The first layers, where all are alike.
+fn shallow(config: &ModelConfig) -> ModelConfig {
+    let mut config = config.clone();
+    if config.layers.windows(2).all(|two| two[0] == two[1]) {
+        config.layers.truncate(LAYERS);
+        config.num_layers = config.layers.len();
+    }
+    config
 }
 
 /// Bytes that a process takes beside what is planned. Training holds so much that it is at its peak then, not while a tensor is loaded.

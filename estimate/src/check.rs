@@ -175,7 +175,7 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
         tried.push((predicted, stretch));
     }
     tried.sort_by(|(p, one), (q, other)| (p / one.fastest()).total_cmp(&(q / other.fastest())));
-    let (predicted, chosen) = tried[((tried.len() - 1) as f64 * QUANTILE).round() as usize];
+    let (predicted, chosen) = tried[((tried.len() - 1) as f64 * QUANTILE) as usize];
     let now = chosen.now;
     let mut all = chosen.clone();
     // Whatever slowed a launch in one of them slowed it for a moment.
