@@ -318,15 +318,20 @@ impl Bench {
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
             // Each run beside what is predicted at the speeds before and after it: where cores are moved, runs differ. Shown is the run whose
-            // error is the median.
+            // error is the median, of the runs during which they stayed, if there are any.
             let mut replays = Vec::new();
             for (i, run) in each.into_iter().enumerate() {
                 let now = speeds.get(i).zip(speeds.get(i + 1)).map(|(before, after)| before.between(*after));
                 let [all, to_first] = self.replayed(&load, &config, &hardware.at(now), machine)?;
-                replays.push((all / run - 1.0, all, run, to_first, now));
+                let moved =
+                    speeds.get(i).zip(speeds.get(i + 1)).is_some_and(|(before, after)| !before.alike(*after));
+                replays.push((all / run - 1.0, all, run, to_first, now, moved));
+            }
+            if replays.iter().any(|replay| !replay.5) {
+                replays.retain(|replay| !replay.5);
             }
             replays.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let (error, all, run, _, now) = replays[replays.len() / 2];
+            let (error, all, run, _, now, _) = replays[replays.len() / 2];
             let to_first = median(replays.iter().map(|replay| replay.3)).unwrap_or_default();
             for (key, value) in [("predicted_seconds", all), ("run_seconds", run)] {
                 line.insert(key.into(), json!(rounded(value, 6)));

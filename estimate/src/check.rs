@@ -23,7 +23,7 @@ use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use watch::{Stretch, Watch, alike};
+use watch::{Stretch, Watch};
 
 mod watch;
 
@@ -179,7 +179,7 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
     let now = chosen.now;
     let mut all = chosen.clone();
     // Whatever slowed a launch in one of them slowed it for a moment.
-    for stretch in stretches.iter().filter(|s| s.now.zip(now).is_none_or(|(s, now)| alike(now, s))) {
+    for stretch in stretches.iter().filter(|s| s.now.zip(now).is_none_or(|(s, now)| now.alike(s))) {
         all.join(&stretch.profiles);
     }
     let (mut operators, seen) = (Vec::new(), hardware.at(now));

@@ -18,8 +18,6 @@ const STRETCHES: usize = 5;
 const LEAST: f64 = 0.75;
 /// Looks at the speeds again where they were less.
 const LOOKS_AGAIN: usize = 10;
-/// Part by which speeds may differ before and after.
-const APART: f64 = 0.12;
 /// Seconds of steps of a stretch, at least: reading leaves nothing of a step in the caches.
 const BETWEEN: f64 = 0.1;
 
@@ -124,7 +122,7 @@ impl<'a> Watch<'a> {
                 stretch.join(&step(true)?);
             }
             let after = self.look();
-            let stays = before.zip(after).is_none_or(|(before, now)| alike(before, now) && self.as_told(now));
+            let stays = before.zip(after).is_none_or(|(before, now)| before.alike(now) && self.as_told(now));
             if stays || self.patience.is_zero() {
                 let both = before.zip(after);
                 stretch.now = both.and_then(|(before, after)| match stays {
@@ -147,10 +145,4 @@ impl<'a> Watch<'a> {
         steps >= self.repeat && (kept.len() >= self.repeat.min(STRETCHES) || sum >= LONG)
             || kept.len() >= FEWEST && sum >= self.enough
     }
-}
-
-/// Whether memory and products are about as fast.
-pub fn alike(one: Speeds, other: Speeds) -> bool {
-    let close = |one: f64, other: f64| (other / one - 1.0).abs() <= APART;
-    close(one.read, other.read) && one.product.zip(other.product).is_none_or(|(one, other)| close(one, other))
 }

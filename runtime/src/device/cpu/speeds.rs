@@ -11,6 +11,9 @@ use std::hint::black_box;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Part by which speeds may differ where cores stay.
+const APART: f64 = 0.12;
+
 /// Speeds of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speeds {
@@ -33,6 +36,13 @@ impl Speeds {
             exchange: median(of.iter().filter_map(|s| s.exchange)),
             product: most(&|s| s.product),
         })
+    }
+
+    /// Whether memory and products are about as fast: the cores have not been moved.
+    pub fn alike(self, other: Speeds) -> bool {
+        let close = |one: f64, other: f64| (other / one - 1.0).abs() <= APART;
+        let products = self.product.zip(other.product).is_none_or(|(one, other)| close(one, other));
+        close(self.read, other.read) && products
     }
 
     /// Those of a time of which one half had these and the other half the others: what takes seconds are bytes and operations.
@@ -110,5 +120,7 @@ mod tests {
         let looks = [of(3.0, 5.0, 2.0), of(4.0, 6.0, 1.0), of(2.0, 4.0, 3.0)];
         assert_eq!(Speeds::fastest(&looks), Some(of(4.0, 5.0, 3.0)));
         assert_eq!(Speeds::fastest(&[]), None);
+        assert!(looks[0].alike(of(3.3, 9.0, 2.2)) && !looks[0].alike(of(3.0, 5.0, 2.3)));
+        assert!(!looks[0].alike(of(2.6, 5.0, 2.0)) && looks[0].alike(Speeds { product: None, ..looks[0] }));
     }
 }
