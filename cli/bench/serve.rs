@@ -319,19 +319,17 @@ impl Bench {
         if let Some((hardware, config)) = foreseen {
             // Each run beside what is predicted at the speeds before and after it: where cores are moved, runs differ. Shown is the run whose
             // error is the median, of the runs during which they stayed, if there are any.
+            let looks = |i: usize| speeds.get(i).copied().zip(speeds.get(i + 1).copied());
+            let stayed = |i: &usize| looks(*i).is_none_or(|(before, after)| before.alike(after));
+            let any = (0..each.len()).any(|i| stayed(&i));
             let mut replays = Vec::new();
-            for (i, run) in each.into_iter().enumerate() {
-                let now = speeds.get(i).zip(speeds.get(i + 1)).map(|(before, after)| before.between(*after));
+            for i in (0..each.len()).filter(|i| !any || stayed(i)) {
+                let (run, now) = (each[i], looks(i).map(|(before, after)| before.between(after)));
                 let [all, to_first] = self.replayed(&load, &config, &hardware.at(now), machine)?;
-                let moved =
-                    speeds.get(i).zip(speeds.get(i + 1)).is_some_and(|(before, after)| !before.alike(*after));
-                replays.push((all / run - 1.0, all, run, to_first, now, moved));
-            }
-            if replays.iter().any(|replay| !replay.5) {
-                replays.retain(|replay| !replay.5);
+                replays.push((all / run - 1.0, all, run, to_first, now));
             }
             replays.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let (error, all, run, _, now, _) = replays[replays.len() / 2];
+            let (error, all, run, _, now) = replays[replays.len() / 2];
             let to_first = median(replays.iter().map(|replay| replay.3)).unwrap_or_default();
             for (key, value) in [("predicted_seconds", all), ("run_seconds", run)] {
                 line.insert(key.into(), json!(rounded(value, 6)));

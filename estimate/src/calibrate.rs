@@ -65,10 +65,10 @@ pub fn calibrate(
         let longest = config.max_positions as u64;
         for storage in [DType::F32, DType::BF16] {
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
-            for (config, (purpose, sizes)) in
-                shallow.into_iter().flat_map(|config| WHOLE.map(|one| (config, one)))
-            {
-                asked.extend(sizes.iter().map(|[batch, seq]| (config, of(purpose, *batch, *seq), 1)));
+            if let Some(shallow) = shallow {
+                for (purpose, sizes) in WHOLE {
+                    asked.extend(sizes.iter().map(|[batch, seq]| (shallow, of(purpose, *batch, *seq), 1)));
+                }
             }
             asked.extend(
                 paged.iter().map(|[batch, seq, new]| (config, of(Purpose::Decode, *batch, *seq), *new)),

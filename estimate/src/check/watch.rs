@@ -122,9 +122,9 @@ impl<'a> Watch<'a> {
                 stretch.join(&step(true)?);
             }
             let after = self.look();
-            let stays = before.zip(after).is_none_or(|(before, now)| before.alike(now) && self.as_told(now));
+            let both = before.zip(after);
+            let stays = both.is_none_or(|(before, after)| before.alike(after) && self.as_told(after));
             if stays || self.patience.is_zero() {
-                let both = before.zip(after);
                 stretch.now = both.and_then(|(before, after)| match stays {
                     true => Speeds::fastest(&[before, after]),
                     false => Some(before.between(after)),
