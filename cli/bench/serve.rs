@@ -8,10 +8,11 @@ use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::{Machine, Speedometer, Speeds, median};
+use astrai_engine::machine::{Machine, Speeds, median};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
+use astrai_estimate::check::Looks;
 use astrai_estimate::hardware::Hardware;
 use astrai_estimate::replay::{StepCosts, replay};
 use astrai_estimate::schedule::{Purpose, Schedule};
@@ -112,12 +113,12 @@ impl AskedFlags {
 }
 
 /// The speeds of about half a second: what else the machine does in a moment would count for seconds of the runs before and after.
-fn look(meter: &Speedometer) -> Option<Speeds> {
+fn look(looks: &Looks) -> Option<Speeds> {
     let one = |_| {
         thread::sleep(BETWEEN_LOOKS);
-        meter.now()
+        looks.now()
     };
-    Speeds::fastest(&(0..LOOKS).map(one).collect::<Vec<_>>())
+    Speeds::over(&(0..LOOKS).map(one).collect::<Vec<_>>())
 }
 
 /// What is sent: so many requests, so many of them at a time.
@@ -277,7 +278,7 @@ impl Bench {
         }
         let mut served: Vec<Served> = subjects.iter().map(|_| Served::default()).collect();
         let mut runs = Runs::new(machine);
-        let meter = foreseen.as_ref().and_then(|_| Speedometer::new(&machine.device));
+        let meter = foreseen.as_ref().and_then(|(hardware, _)| Looks::of(hardware, machine));
         let mut speeds: Vec<Speeds> = meter.iter().filter_map(look).collect();
         runs.look(&[]);
         // In turn, so that what else the machine does meets all of them.

@@ -289,7 +289,7 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
     out += &format!("hardware             {}\n", hardware.name);
     out += &format!("predicted            {}\n", seconds(c.predicted));
     out += &format!(
-        "measured             {}, the fastest; runs differ by {:.1} %\n",
+        "measured             {}, the middle; runs differ by {:.1} %\n",
         seconds(c.measured),
         c.spread * 100.0
     );

@@ -21,14 +21,13 @@ const SHAPES: [(&str, &str); 2] = [
 ];
 
 /// Layers that are enough where they are alike and steps are long: those of training and of prefill. Steps over pages take all, for the more launches
-/// follow one another, the more of them are not at their fastest.
+/// follow one another, the longer each of them takes.
 const LAYERS: usize = 8;
 
 /// Sequences and tokens of each of the steps of training and of prefill. What attention costs a key shows where there are many, so one prompt is longer.
 const WHOLE: [(Purpose, &[[u64; 2]]); 2] =
     [(Purpose::Train, &[[1, 128], [4, 256]]), (Purpose::Prefill, &[[1, 128], [4, 256], [1, 512]])];
-/// Sequences, tokens of each, and how many of them are new, of the steps over pages. They are short, so that what else a machine does shows
-/// in them most: they are run once more behind all others.
+/// Sequences, tokens of each, and how many of them are new, of the steps over pages.
 const PAGED: [[u64; 3]; 5] = [[1, 256, 1], [4, 512, 1], [16, 256, 1], [1, 128, 128], [4, 256, 32]];
 /// The same of a shape with a head of keys for each head: computing is less beside the keys that one query reads than where a group shares them.
 const UNGROUPED: [[u64; 3]; 2] = [[4, 512, 1], [16, 256, 1]];
@@ -75,8 +74,8 @@ pub fn calibrate(
             );
         }
     }
-    let again: Vec<_> = asked.iter().filter(|(_, s, _)| s.purpose == Purpose::Decode).cloned().collect();
-    asked.extend(again);
+    // What else a machine does changes within minutes.
+    asked.extend_from_within(..);
     let process = process(&shallow, hardware, machine)?;
     let (mut steps, mut patience) = (Vec::new(), PATIENCE_OF_ALL);
     for (config, s, new) in &asked {
@@ -131,8 +130,8 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
     let mut groups = Groups::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
-        // On a processor a step is more than its kernels at their fastest: what is between them is of each of them.
-        let step_of = if peaks.kind == "cpu" { (step.measured / all).max(1.0) } else { 1.0 };
+        // On a processor what is between kernels is of each of them.
+        let step_of = if peaks.kind == "cpu" { step.measured / all } else { 1.0 };
         let peaks = peaks.at(step.now);
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
@@ -148,11 +147,11 @@ fn groups(peaks: &Hardware, steps: &[Checked]) -> Result<Groups, Refused> {
     Ok(groups)
 }
 
-/// A step on average beside the fastest: in the middle of the steps over pages, which are those of a server.
+/// A step on average beside that in the middle: in the middle of the steps over pages, which are those of a server.
 fn usual(asked: &[(&ModelConfig, Schedule, u64)], steps: &[Checked]) -> f64 {
     let paged = asked.iter().zip(steps).filter(|((_, s, _), _)| s.purpose == Purpose::Decode);
-    let of_fastest = |(_, step): (_, &Checked)| step.mean / step.measured;
-    median(paged.map(of_fastest).filter(|part| part.is_finite()))
+    let of_middle = |(_, step): (_, &Checked)| step.mean / step.measured;
+    median(paged.map(of_middle).filter(|part| part.is_finite()))
         .unwrap_or(1.0)
         .clamp(1.0, Kernels::MOST_USUAL)
 }

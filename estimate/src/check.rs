@@ -23,7 +23,8 @@ use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use watch::{Stretch, Watch};
+pub use watch::Looks;
+use watch::{Stretch, Watch, middle};
 
 mod watch;
 
@@ -33,9 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const PATIENCE_OF_ALL: Duration = Duration::from_secs(120);
 /// Seconds of steps that are enough where there are many programs.
 const ENOUGH: f64 = 5.0;
-/// Which stretch counts, in the order of predicted beside measured: what else the machine does slows most of the others, and one whose steps
-/// were on other cores than the looks around it may be faster by far.
-const QUANTILE: f64 = 0.75;
 
 /// A byte of keys and values; numbers made of it are about a hundredth in both types.
 const WRITTEN: u8 = 0x3c;
@@ -62,7 +60,8 @@ pub struct Checked {
     pub predicted: f64,
     /// Seconds predicted at the speeds of the hardware's file.
     pub as_told: f64,
-    /// The fastest of the steps of the stretch that counts: whatever else the machine does only adds.
+    /// The step in the middle of the stretch that counts, in the middle of all by predicted beside measured: one whose steps were on other
+    /// cores than the looks around it may be faster or slower by far.
     pub measured: f64,
     /// Mean of all steps measured, as long as they would be at the speeds beside that stretch.
     pub mean: f64,
@@ -174,30 +173,33 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
         seconds.extend(stretch.seconds.iter().map(|s| s / predicted));
         tried.push((predicted, stretch));
     }
-    tried.sort_by(|(p, one), (q, other)| (p / one.fastest()).total_cmp(&(q / other.fastest())));
-    let (predicted, chosen) = tried[((tried.len() - 1) as f64 * QUANTILE) as usize];
+    tried.sort_by(|(p, one), (q, other)| (p / one.middle()).total_cmp(&(q / other.middle())));
+    let (predicted, chosen) = tried[tried.len() / 2];
     let now = chosen.now;
-    let mut all = chosen.clone();
-    // Whatever slowed a launch in one of them slowed it for a moment.
-    for stretch in stretches.iter().filter(|s| s.now.zip(now).is_none_or(|(s, now)| now.alike(s))) {
-        all.join(&stretch.profiles);
-    }
+    let steps = steps_at(now, &stretches);
     let (mut operators, seen) = (Vec::new(), hardware.at(now));
-    for ((program, works), profile) in programs.iter().zip(&all.profiles) {
-        operators.extend(compare(program, works, profile, &seen)?);
+    for (i, (program, works)) in programs.iter().enumerate() {
+        let profiles: Vec<&Profile> = steps.iter().filter_map(|step| step.get(i)).collect();
+        operators.extend(compare(program, works, &profiles, &seen)?);
     }
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     Ok(Checked {
         predicted,
         as_told: predict(hardware)?,
-        measured: chosen.fastest(),
+        measured: chosen.middle(),
         mean: predicted * seconds.iter().sum::<f64>() / seconds.len() as f64,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,
         now,
     })
+}
+
+/// Launches of all steps at about these speeds: those of one step differ more than whole steps do.
+fn steps_at(now: Option<Speeds>, stretches: &[Stretch]) -> Vec<&Vec<Profile>> {
+    let alike = |stretch: &&Stretch| stretch.now.zip(now).is_none_or(|(other, now)| now.alike(other));
+    stretches.iter().filter(alike).flat_map(|stretch| &stretch.profiles).collect()
 }
 
 /// Seconds that a run of a program is predicted to take at these sizes.
@@ -232,25 +234,24 @@ fn settle(program: &Compiled) -> Result<Vec<Work>, Refused> {
 fn compare(
     program: &'static str,
     works: &[Work],
-    profile: &Profile,
+    profiles: &[&Profile],
     hardware: &Hardware,
 ) -> Result<Vec<Operator>, Refused> {
-    // Rows of a kernel in the layers of one kind, a run's.
-    let mut measured: BTreeMap<(String, String), (f64, u64)> = BTreeMap::new();
-    for row in &profile.rows {
+    // Launches of a kernel in the layers of one kind, of all steps.
+    let mut measured: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    for row in profiles.iter().flat_map(|profile| &profile.rows) {
         let key = (row.kernel.clone(), without_numbers(&row.origin).0);
-        let sum = measured.entry(key).or_default();
-        *sum = (sum.0 + row.fastest, sum.1 + 1);
+        measured.entry(key).or_default().push(row.measured);
     }
     let mut found = Vec::new();
     for w in works {
         let time = time(w, hardware, &Mesh::default(), &|_| None)?;
         let predicted = time.total() * w.launches as f64;
-        // Kernels of one identity and origin in layers of several kinds were timed together.
-        let (all, launches) =
-            measured.get(&(w.kernel.clone(), w.origin.clone())).copied().unwrap_or((0.0, 1));
-        let seconds = all * w.launches as f64 / launches as f64;
-        found.push(Operator { program, work: w.clone(), time, predicted, measured: seconds });
+        // The launch in the middle for all of them: another tenant may have a core during one of them for as long as many take. Those of one
+        // identity and origin in layers of several kinds were timed together.
+        let launches = measured.get(&(w.kernel.clone(), w.origin.clone())).cloned();
+        let measured = launches.and_then(middle).unwrap_or(0.0) * w.launches as f64;
+        found.push(Operator { program, work: w.clone(), time, predicted, measured });
     }
     Ok(found)
 }

@@ -28,8 +28,6 @@ pub struct ProfileRow {
     pub predicted: f64,
     /// Seconds measured, summed over runs.
     pub measured: f64,
-    /// Seconds of the fastest of the runs.
-    pub fastest: f64,
     /// Runs summed.
     pub runs: u64,
 }
@@ -40,7 +38,6 @@ impl ProfileRow {
         self.flops += other.flops;
         self.predicted += other.predicted;
         self.measured += other.measured;
-        self.fastest = self.fastest.min(other.fastest);
         self.runs += other.runs;
     }
 }

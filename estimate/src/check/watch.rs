@@ -20,48 +20,74 @@ const LEAST: f64 = 0.75;
 const LOOKS_AGAIN: usize = 10;
 /// Seconds of steps of a stretch, at least: reading leaves nothing of a step in the caches.
 const BETWEEN: f64 = 0.1;
+/// Steps of a stretch, at least, if they have not taken [`LONG`] together: another tenant may have a core for as long as one of them.
+const STEPS: usize = 3;
 
-/// Steps between two looks at the machine's speeds, and the fastest of each launch of as many more in each program.
+/// Steps between two looks at the machine's speeds, and the launches of as many more.
 #[derive(Clone, Default)]
 pub struct Stretch {
     /// Of each step.
     pub seconds: Vec<f64>,
-    /// Of each program.
-    pub profiles: Vec<Profile>,
+    /// Launches of each of these steps, of each program.
+    pub profiles: Vec<Vec<Profile>>,
     /// None where speeds are not measured.
     pub now: Option<Speeds>,
 }
 
 impl Stretch {
-    /// Seconds of the fastest step: whatever else the machine does only adds.
-    pub fn fastest(&self) -> f64 {
-        self.seconds.iter().copied().fold(f64::INFINITY, f64::min)
+    /// Seconds of the step in the middle.
+    pub fn middle(&self) -> f64 {
+        middle(self.seconds.clone()).unwrap_or(f64::INFINITY)
+    }
+}
+
+/// The number in the middle, the lesser of two: what else a machine does in a moment only adds. `None` of none.
+pub fn middle(mut of: Vec<f64>) -> Option<f64> {
+    of.sort_by(f64::total_cmp);
+    of.get(of.len().saturating_sub(1) / 2).copied()
+}
+
+/// Looks at a processor's speeds with cores of its own.
+pub struct Looks {
+    meter: Speedometer,
+    /// Operations per second of small products in the hardware's file.
+    told: Option<f64>,
+}
+
+impl Looks {
+    /// `None` where the hardware is no processor, or its speeds cannot be measured.
+    pub fn of(hardware: &Hardware, machine: &Machine) -> Option<Looks> {
+        let meter = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Speedometer::new)?;
+        Some(Looks { meter, told: hardware.product })
     }
 
-    /// Keeps the faster of each launch.
-    pub fn join(&mut self, found: &[Profile]) {
-        if self.profiles.is_empty() {
-            return self.profiles = found.to_vec();
+    /// The speeds now. Both threads may have one core when they are woken, which the system mends within a moment.
+    pub fn now(&self) -> Speeds {
+        let mut now = self.meter.now();
+        for _ in 0..LOOKS_AGAIN {
+            if self.as_told(now) {
+                break;
+            }
+            sleep(Duration::from_millis(50));
+            now = self.meter.now();
         }
-        for (all, found) in self.profiles.iter_mut().zip(found) {
-            all.rows
-                .iter_mut()
-                .zip(&found.rows)
-                .for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
-        }
+        now
+    }
+
+    /// Whether products are as fast as the file has them: where both threads have one core, or another tenant shares it, this is another machine.
+    fn as_told(&self, now: Speeds) -> bool {
+        self.told.zip(now.product).is_none_or(|(told, now)| now > LEAST * told)
     }
 }
 
 /// Measures while the machine stays as it is: cores of a virtual machine are moved, or others run on them, too, for seconds or minutes.
 pub struct Watch<'a> {
     repeat: usize,
-    meter: Option<Speedometer>,
+    looks: Option<Looks>,
     /// What is left of it.
     patience: &'a mut Duration,
     /// Seconds of steps beyond which no more than [`FEWEST`] stretches are run.
     pub enough: f64,
-    /// Operations per second of small products in the hardware's file.
-    told: Option<f64>,
 }
 
 impl<'a> Watch<'a> {
@@ -72,32 +98,21 @@ impl<'a> Watch<'a> {
         repeat: usize,
         patience: &'a mut Duration,
     ) -> Watch<'a> {
-        let meter = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Speedometer::new);
-        Watch { repeat, meter, patience, enough: f64::INFINITY, told: hardware.product }
+        Watch { repeat, looks: Looks::of(hardware, machine), patience, enough: f64::INFINITY }
     }
 
     /// Bytes that it takes for itself.
     pub fn bytes(&self) -> u64 {
-        self.meter.as_ref().map_or(0, |_| Speedometer::BYTES as u64)
+        self.looks.as_ref().map_or(0, |_| Speedometer::BYTES as u64)
     }
 
-    /// The speeds now. Both threads may have one core when they are woken, which the system mends within a moment.
     fn look(&self) -> Option<Speeds> {
-        let meter = self.meter.as_ref()?;
-        let mut now = meter.now();
-        for _ in 0..LOOKS_AGAIN {
-            if self.as_told(now) {
-                break;
-            }
-            sleep(Duration::from_millis(50));
-            now = meter.now();
-        }
-        Some(now)
+        self.looks.as_ref().map(Looks::now)
     }
 
-    /// Whether products are as fast as the file has them: where both threads have one core, or another tenant shares it, this is another machine.
-    fn as_told(&self, now: Speeds) -> bool {
-        self.told.zip(now.product).is_none_or(|(told, now)| now > LEAST * told)
+    /// Whether the machine was the same before and after, and that of the file.
+    fn stays(&self, before: Speeds, after: Speeds) -> bool {
+        before.alike(after) && self.looks.as_ref().is_none_or(|looks| looks.as_told(after))
     }
 
     /// Stretches of steps, before and after each of which the machine is as fast; when patience has run out, of any. `step` runs one, and is
@@ -111,22 +126,26 @@ impl<'a> Watch<'a> {
         while !self.are_enough(&kept) {
             let began = Instant::now();
             // What was read takes the place of what a step finds in the caches, unless that is little of the step.
-            if kept.last().is_none_or(|last| last.fastest() < LONG) {
+            if kept.last().is_none_or(|last| last.middle() < LONG) {
                 step(false)?;
             }
             let mut stretch = Stretch::default();
-            while stretch.seconds.iter().sum::<f64>() < BETWEEN {
+            let short = |all: &[f64]| {
+                let sum = all.iter().sum::<f64>();
+                sum < BETWEEN || sum < LONG && all.len() < STEPS
+            };
+            while short(&stretch.seconds) {
                 let started = Instant::now();
                 step(false)?;
                 stretch.seconds.push(started.elapsed().as_secs_f64());
-                stretch.join(&step(true)?);
+                stretch.profiles.push(step(true)?);
             }
             let after = self.look();
             let both = before.zip(after);
-            let stays = both.is_none_or(|(before, after)| before.alike(after) && self.as_told(after));
+            let stays = both.is_none_or(|(before, after)| self.stays(before, after));
             if stays || self.patience.is_zero() {
                 stretch.now = both.and_then(|(before, after)| match stays {
-                    true => Speeds::fastest(&[before, after]),
+                    true => Speeds::over(&[before, after]),
                     false => Some(before.between(after)),
                 });
                 kept.push(stretch);

@@ -70,7 +70,7 @@ pub struct Kernels {
     pub turn: f64,
     /// Seconds in which sampling looks at one logit.
     pub logit: f64,
-    /// What a step of a server takes on average, as a multiple of the fastest, which the other numbers are fitted to; in [1, 10].
+    /// What a step of a server takes on average, as a multiple of the one in the middle, which the other numbers are fitted to; in [1, 10].
     pub usual: f64,
     /// Root mean square of ln(predicted / measured) over what the numbers were fitted to; none where they are defaults.
     pub residual: Option<f64>,

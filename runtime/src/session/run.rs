@@ -220,7 +220,6 @@ impl Session {
             flops,
             predicted,
             measured,
-            fastest: measured,
             runs: 1,
         };
         let Some(profile) = &mut self.profile else { return Ok(()) };

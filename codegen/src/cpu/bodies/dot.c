@@ -90,11 +90,15 @@ static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t 
 }
 
 #ifdef DOT_A_AT
-/* As pack_row for the matrix unit. Reading the rows where they lie would save this pass, yet costs more: tiles load best
- * from adjacent lines. */
-DOT_INLINE void NAME(copy_row)(char *tile, int64_t mr, int64_t r, const uint16_t *row)
+/* As pack_row, for the matrix unit and for pairs. Reading the rows where they lie would save this pass, yet costs more: tiles load
+ * best from adjacent lines. */
+DOT_INLINE void NAME(copy_row)(const int64_t *dims, char *tile, int64_t mr, int64_t r, const uint16_t *row)
 {
-    for (int64_t k = 0; k < DOT_K; k += 32) memcpy((uint16_t *)tile + k * mr + r * 32, row + k, 64);
+    if (DOT_BY_TILES)
+        for (int64_t k = 0; k < DOT_K; k += 32) memcpy((uint16_t *)tile + k * mr + r * 32, row + k, 64);
+    else
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
+            memcpy((float *)tile + k * mr + r * DOT_KC, row + 2 * k, (size_t)dot_numbers(DOT_K, k, 1) * sizeof *row);
 }
 #endif
 
@@ -112,8 +116,8 @@ static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratc
     char *tile = NAME(tile_at)(dims, scratch, m0);
     for (; r < (r_end < mr ? r_end : mr); r++) {
 #ifdef DOT_A_AT
-        if (DOT_BY_TILES) {
-            NAME(copy_row)(tile, mr, r, DOT_A_AT(m0 + r));
+        if (DOT_BY_TILES || DOT_PAIRED) {
+            NAME(copy_row)(dims, tile, mr, r, DOT_A_AT(m0 + r));
 #ifdef DOT_OFFSETS
             dot_sum_groups(NAME(group_sums)(dims, scratch, m0 + r), DOT_A_AT(m0 + r), 1, DOT_K, DOT_GROUP);
 #endif
