@@ -29,8 +29,8 @@ pub(super) fn paired(both: bool) -> &'static str {
     if both { "#define DOT_PAIRED DOT_BF16_PAIRS\n" } else { "#define DOT_PAIRED 0\n" }
 }
 
-/// Floats in whole blocks of a packed row, of any instruction set: a multiple of each `DOT_KC`.
-pub(super) const BLOCK: usize = 768;
+/// Floats in a block of a packed row.
+pub(super) const BLOCK: usize = 256;
 /// Rows, and steps of the sum, in a block for the matrix unit.
 pub(super) const TILE: usize = 32;
 /// Bytes beside the integers of a rounded group: its scale, and what their sum is corrected by.

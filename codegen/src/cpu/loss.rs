@@ -2,7 +2,9 @@
 //! gradient. Out: the template's `#define`s around its text and three inclusions of `dot_free.c`, and how much scratch it
 //! takes.
 
-use super::dot::{TILE, matrix_places, matrix_way, paired, panel_slots, row_bytes, rows_slot, split_bytes};
+use super::dot::{
+    BLOCK, TILE, matrix_places, matrix_way, paired, panel_slots, row_bytes, rows_slot, split_bytes,
+};
 use super::{Emitted, element, over_dims, undefine};
 use astrai_ir::region::LossForm;
 use astrai_ir::{DType, Dim, Region};
@@ -13,8 +15,6 @@ const DOT: &str = include_str!("bodies/dot_free.c");
 
 /// Logits that exist at once, 104 MiB of them.
 const LOGITS: usize = 26 << 20;
-/// Tokens of which a chunk has a multiple, where it has as many: whole blocks of depth of the weight's gradient.
-const WHOLE: usize = 256;
 /// Fewest and most tokens of a chunk: the sums of the weight's gradient go through memory once a chunk.
 const CHUNK: (usize, usize) = (32, 512);
 /// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many of bf16 as
@@ -114,7 +114,8 @@ impl Product {
 /// Most tokens whose logits exist at once.
 fn chunk(f: &LossForm) -> usize {
     let rows = (LOGITS / f.size[0]).clamp(CHUNK.0, CHUNK.1);
-    let whole = if rows < WHOLE { CHUNK.0 } else { WHOLE };
+    // Sums over whole blocks of a packed row, where there are several.
+    let whole = if rows < BLOCK { CHUNK.0 } else { BLOCK };
     (rows / whole * whole).min(f.tokens.1.max(1))
 }
 

@@ -22,6 +22,7 @@
 #if defined(__AVX512F__)
 #define DOT_LANES 16
 #define DOT_MR 14
+#define DOT_KC 256 /* a panel block of 256 x 32 f32 fills two thirds of a 48 KiB first-level cache */
 #elif defined(__AVX2__) && defined(__FMA__)
 #define DOT_LANES 8
 #define DOT_MR 6
@@ -37,11 +38,6 @@
 #define DOT_BF16_PAIRS 1
 #else
 #define DOT_BF16_PAIRS 0
-#endif
-#if DOT_LANES == 16
-/* A panel block of 256 x 32 f32 fills two thirds of a 48 KiB first-level cache. Where vectors of 512 bits are computed by halves the second
- * level is fast enough for blocks, and longer ones load and store sums less often. */
-#define DOT_KC (DOT_BF16_PAIRS ? 384 : 256)
 #endif
 /* What one step of a sum reads of a side. */
 #define DOT_F32 0
