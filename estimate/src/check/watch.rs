@@ -22,13 +22,15 @@ const LOOKS_AGAIN: usize = 10;
 const BETWEEN: f64 = 0.1;
 /// Steps of a stretch, at least, if they have not taken [`LONG`] together: another tenant may have a core for as long as one of them.
 const STEPS: usize = 3;
+/// Steps of a stretch whose launches are timed, at most: of a small model there are thousands, which would be held beside it.
+const TIMED: usize = 16;
 
-/// Steps between two looks at the machine's speeds, and the launches of as many more.
-#[derive(Clone, Default)]
+/// Steps between two looks at the machine's speeds, and the launches of up to as many more.
+#[derive(Default)]
 pub struct Stretch {
     /// Of each step.
     pub seconds: Vec<f64>,
-    /// Launches of each of these steps, of each program.
+    /// Launches of each of these other steps, of each program.
     pub profiles: Vec<Vec<Profile>>,
     /// None where speeds are not measured.
     pub now: Option<Speeds>,
@@ -138,7 +140,9 @@ impl<'a> Watch<'a> {
                 let started = Instant::now();
                 step(false)?;
                 stretch.seconds.push(started.elapsed().as_secs_f64());
-                stretch.profiles.push(step(true)?);
+                if stretch.profiles.len() < TIMED {
+                    stretch.profiles.push(step(true)?);
+                }
             }
             let after = self.look();
             let both = before.zip(after);
